@@ -1,0 +1,194 @@
+"""HTTP bodies, and the stored structs that appear in them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from protocol.errors import InputInvalid
+from protocol.operations import CONTROL_OPERATIONS, Operation
+from protocol.states import Phase, Status
+
+MAX_TIMEOUT_MS = 3_600_000
+DEFAULT_TIMEOUT_MS = 600_000
+#: Bound of an operation's input in its canonical ASCII form.
+MAX_INPUT_BYTES = 1_048_576
+#: Bound of a whole request body: the input and 64 KiB of envelope.
+MAX_BODY_BYTES = MAX_INPUT_BYTES + 65_536
+MAX_OUTPUT_BYTES = 4_194_304
+MAX_KEY_BYTES = 512
+
+CrewId = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+ActionId = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern="^[A-Za-z0-9._:~-]+$")]
+Reason = Annotated[str, msgspec.Meta(max_length=2048)]
+
+
+def check_action_id(action_id: str) -> None:
+    """Refuse what no URL path can carry. Raises InputInvalid."""
+    if action_id in (".", "..") or action_id.endswith("\n"):
+        raise InputInvalid(f"action_id {action_id!r} cannot be addressed in a URL; use other characters")
+
+
+class StartRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of a start. ``timeout_ms`` counts milliseconds from the moment the work begins."""
+
+    crew_id: CrewId
+    action_id: ActionId
+    operation: str = Operation.RUN.value
+    input: dict[str, Any] = msgspec.field(default_factory=dict)
+    timeout_ms: int | float | str | None = None
+
+    def __post_init__(self) -> None:
+        check_action_id(self.action_id)
+        if self.operation not in CONTROL_OPERATIONS and self.operation not in set(Operation):
+            raise InputInvalid(f"operation {self.operation[:64]!r} is not known", action_id=self.action_id)
+
+    @property
+    def timeout(self) -> int | None:
+        """``timeout_ms`` as an integer: ``"600000"`` and ``600000.0`` are taken. Raises InputInvalid."""
+        value = self.timeout_ms
+        if value is None:
+            return None
+        if isinstance(value, str):
+            text = value.strip()
+            value = int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else -1
+        if value != int(value) or not 1 <= value <= MAX_TIMEOUT_MS:
+            raise InputInvalid(f"timeout_ms must be an integer from 1 to {MAX_TIMEOUT_MS}", action_id=self.action_id)
+        return int(value)
+
+
+class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of a cancel; ``reason`` is kept in the audit."""
+
+    crew_id: CrewId
+    action_id: ActionId
+    reason: Reason | None = None
+
+
+T = TypeVar("T")
+
+
+def convert(document: Any, kind: type[T]) -> T:
+    """Make a request struct of a parsed document. Raises InputInvalid with the path of the fault."""
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        raise InputInvalid(str(error)) from None
+
+
+class WorkerExit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """A worker's identity and its wait status; ``exit_code`` and ``exit_signal`` are None while it is not in hand.
+
+    ``started_at``: Unix seconds, from the kernel's start ticks. ``oom``: killed by the kernel's out-of-memory killer,
+    None where that cannot be known.
+    """
+
+    pid: int
+    started_at: float | None = None
+    exit_code: int | None = None
+    exit_signal: str | None = None
+    oom: bool | None = None
+
+
+class Stray(msgspec.Struct, frozen=True, kw_only=True):
+    """A process found outside its job's leaf and killed; ``started_at`` in Unix seconds."""
+
+    pid: int
+    started_at: float | None = None
+    command: str = ""
+
+
+class LateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A result that was read only after the ending was decided; the state is unchanged by it."""
+
+    sha256: str
+    bytes: int
+
+
+class StopEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done to end a job's work and what the kernel said about it.
+
+    ``confirmed`` is true only if the kernel said that nothing is left and the worker's wait status was in hand, both
+    at ``confirmed_at``. Times are Unix seconds, ``elapsed_ms`` from ``requested_at`` to ``confirmed_at``.
+    ``processes_killed`` counts processes seen in the leaf when the kill began, ``processes_left`` those that could
+    still be seen at the last look (None: cannot look).
+    """
+
+    confirmed: bool
+    method: str
+    reason: str
+    requested_at: float
+    confirmed_at: float | None = None
+    elapsed_ms: float | None = None
+    worker: WorkerExit | None = None
+    processes_killed: int = 0
+    strays: tuple[Stray, ...] = ()
+    processes_left: int | None = None
+    late_result: LateResult | None = None
+    boot_id: str = ""
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """The live worker of a job."""
+
+    pid: int
+    started_at: float
+    cgroup: str | None
+    memory_bytes: int | None = None
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's record. The first six fields are the wire contract's; times are Unix seconds."""
+
+    action_id: str
+    crew_id: str
+    operation: str
+    status: Status
+    event_count: int
+    output: msgspec.Raw
+    phase: Phase
+    uncertain_outcome: bool | None
+    timeout_ms: int | None
+    admitted_at: float
+    started_at: float | None
+    ended_at: float | None
+    worker: WorkerView | None
+    stop: StopEvidence | None
+
+
+class EventView(msgspec.Struct, frozen=True, kw_only=True):
+    """One event as the wire shows it; fields in the wire's order."""
+
+    event: str
+    sequence: int
+    data: msgspec.Raw
+
+
+class EventSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /jobs/{id}/events`` without SSE; ``next_cursor`` is the number of events known."""
+
+    action_id: str
+    cursor: int
+    next_cursor: int
+    status: Status
+    events: list[EventView]
+
+
+class Archived(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to an archive."""
+
+    archived: bool
+    action_id: str
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """RFC 9457 problem document; ``code`` is stable, ``detail`` is for people."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    action_id: str | None = None
+    retryable: bool | None = None

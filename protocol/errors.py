@@ -1,0 +1,241 @@
+"""One error root and one table of the errors a caller can meet over HTTP, on the command line or in the log."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CrewError(Exception):
+    """Root of every error this project raises on purpose.
+
+    ``code`` is stable and machine readable, ``status`` is the HTTP status (RFC 9110), ``retryable`` says whether the
+    same request may be sent again unchanged without an operator's decision. The message says what happened, to which
+    id, and what to do next.
+    """
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "Internal error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, detail: str, *, action_id: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.action_id = action_id
+        self.retry_after_s = retry_after_s
+
+
+class ConfigError(CrewError):
+    """A setting is missing, unknown, out of range or contradicts another; the start is refused."""
+
+    code = "config_invalid"
+    title = "Configuration refused"
+
+
+class StartError(CrewError):
+    """The supervisor cannot start: journal owned, registry broken, no usable stop method."""
+
+    code = "start_refused"
+    title = "Start refused"
+
+
+class BadJson(CrewError):
+    """The body is not strict JSON."""
+
+    code = "json_invalid"
+    status = 400
+    title = "Body is not strict JSON"
+
+
+class InputInvalid(CrewError):
+    """The request or the operation's input breaks a rule of the contract."""
+
+    code = "input_invalid"
+    status = 422
+    title = "Request refused by its schema"
+
+
+class Unauthorized(CrewError):
+    """No bearer token or a wrong one."""
+
+    code = "unauthorized"
+    status = 401
+    title = "Invalid credential"
+
+
+class LegacyRoute(CrewError):
+    """A legacy route was given an operation other than run."""
+
+    code = "legacy_route"
+    status = 400
+    title = "Legacy route accepts run only"
+
+
+class KeyInvalid(CrewError):
+    """The Idempotency-Key is too long or holds control characters."""
+
+    code = "key_invalid"
+    status = 400
+    title = "Idempotency-Key refused"
+
+
+class ActionMismatch(CrewError):
+    """The id in the path is not the id in the body."""
+
+    code = "action_mismatch"
+    status = 400
+    title = "Path and body name different Actions"
+
+
+class OperationDisabled(CrewError):
+    """The operation is not enabled here."""
+
+    code = "operation_disabled"
+    status = 403
+    title = "Operation not enabled"
+
+
+class UnknownCrew(CrewError):
+    """No crew of that id is in the registry."""
+
+    code = "crew_unknown"
+    status = 404
+    title = "Unknown crew"
+
+
+class UnknownAction(CrewError):
+    """No retained job has that Action id (for the crew named, where one is)."""
+
+    code = "action_unknown"
+    status = 404
+    title = "Unknown Action"
+
+
+class ActionConflict(CrewError):
+    """The Action id is known with other material."""
+
+    code = "action_conflict"
+    status = 409
+    title = "Action id already used with other material"
+
+
+class ActionRunning(CrewError):
+    """The Action is not finished, so it cannot be archived."""
+
+    code = "action_running"
+    status = 409
+    title = "Action is still running"
+
+
+class ActionCancelled(CrewError):
+    """The Action was cancelled, so it has no result."""
+
+    code = "action_cancelled"
+    status = 409
+    title = "Action was cancelled"
+
+
+class ActionArchived(CrewError):
+    """The Action was archived; its id stays fenced for ever."""
+
+    code = "action_archived"
+    status = 410
+    title = "Action was archived"
+
+
+class InputTooLarge(CrewError):
+    """The body or the operation's input is above its bound."""
+
+    code = "input_too_large"
+    status = 413
+    title = "Input too large"
+
+
+class CursorInvalid(CrewError):
+    """The cursor points outside the job's events."""
+
+    code = "cursor_invalid"
+    status = 416
+    title = "Cursor outside the events"
+
+
+class KeyMissing(CrewError):
+    """The Idempotency-Key header is missing or blank."""
+
+    code = "key_missing"
+    status = 428
+    title = "Idempotency-Key required"
+
+
+class ConfirmationMissing(CrewError):
+    """X-AIP-Archive-Confirmation does not repeat the Action id."""
+
+    code = "confirmation_missing"
+    status = 428
+    title = "Archive confirmation required"
+
+
+class ActionFailed(CrewError):
+    """The Action failed; its last event says how."""
+
+    code = "action_failed"
+    status = 502
+    title = "Action failed"
+
+
+class NotAccepting(CrewError):
+    """The supervisor is draining, its queue is full or a part it needs is not ready; nothing was admitted."""
+
+    code = "not_accepting"
+    status = 503
+    title = "Not accepting work"
+    retryable = True
+
+
+class StopUnconfirmed(CrewError):
+    """The work could not be shown to be gone in time; the attempt goes on."""
+
+    code = "stop_unconfirmed"
+    status = 503
+    title = "Stop not confirmed"
+    retryable = True
+
+
+class ActionTimedOut(CrewError):
+    """The Action reached its timeout and was stopped."""
+
+    code = "action_timed_out"
+    status = 504
+    title = "Action timed out"
+
+
+class JournalFull(CrewError):
+    """The journal retains as many jobs as it may; archive some."""
+
+    code = "journal_full"
+    status = 507
+    title = "Journal full"
+    retryable = True
+
+
+class JournalUnavailable(CrewError):
+    """The journal cannot be written; nothing was admitted or recorded."""
+
+    code = "journal_unavailable"
+    status = 507
+    title = "Journal cannot be written"
+    retryable = True
+
+
+class ProtocolViolation(CrewError):
+    """A worker or template sent bytes that are no frame of this protocol."""
+
+    code = "protocol_violation"
+    title = "Pipe protocol violated"
+
+
+class IllegalTransition(CrewError):
+    """A state machine was asked for a transition that its table does not have."""
+
+    code = "illegal_transition"
+    title = "Illegal state transition"

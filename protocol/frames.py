@@ -1,0 +1,188 @@
+"""Messages on the pipes: supervisor and template, supervisor and worker. Encoded as tagged MessagePack structs.
+
+Integers are bounded, JSON documents travel as ASCII bytes, and every decoder refuses unknown tags and fields, so that
+what a hostile worker can say is small.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+#: Grows with every incompatible change of a frame; both sides refuse another version at hello.
+PROTOCOL_VERSION = 1
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
+Pid = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Name = Annotated[str, msgspec.Meta(max_length=512)]
+Text = Annotated[str, msgspec.Meta(max_length=65_536)]
+
+
+class Frame(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True, kw_only=True):
+    """Base of every message."""
+
+
+# --- supervisor to template or standby ---------------------------------------------------------------------------
+
+
+class Directories(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Absolute paths that a worker uses: ``job``, ``cwd``, ``tmp`` belong to the job, the others to its crew."""
+
+    job: str
+    cwd: str
+    tmp: str
+    home: str
+    storage: str
+    locks: str
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Resource limits set in the worker before anything of the crew runs; None leaves the inherited one."""
+
+    memory_bytes: int | None = None
+    open_files: int | None = None
+    processes: int | None = None
+    file_bytes: int | None = None
+
+
+class Launch(Frame, frozen=True, tag="launch"):
+    """Make one worker. Four descriptors come along: protocol socket, stdout, stderr and, if ``leaf``, the leaf cgroup."""
+
+    launch_id: Count
+    crew_id: str
+    directories: Directories
+    environment: dict[str, str]
+    limits: Limits
+    leaf: bool
+    supervisor_pid: Pid
+
+
+# --- template or standby to supervisor ---------------------------------------------------------------------------
+
+
+class CrewReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One registry entry as the template sees it, without building it.
+
+    ``kind``: ``class``, ``crew_base``, ``function``, ``method`` or ``object``. ``methods``: the crew methods known
+    without building it, None where only a build would tell.
+    """
+
+    crew_id: str
+    kind: Name
+    methods: tuple[Name, ...] | None = None
+
+
+class Ready(Frame, frozen=True, tag="ready"):
+    """The registry is imported. ``threads`` and ``descriptors`` name what makes forking unsafe; both empty: safe."""
+
+    version: Count
+    pid: Pid
+    python: Name
+    crewai: Name | None
+    crews: tuple[CrewReport, ...]
+    registry_digest: Name
+    threads: tuple[str, ...]
+    descriptors: tuple[str, ...]
+    import_s: float
+
+
+class LoadFailed(Frame, frozen=True, tag="load_failed"):
+    """The registry could not be loaded; ``traceback`` is for the operator's eyes."""
+
+    error_type: Name
+    detail: Text
+    traceback: Text
+
+
+class Launched(Frame, frozen=True, tag="launched"):
+    """The worker exists. ``method``: clone3, clone, fork (status is relayed) or standby."""
+
+    launch_id: Count
+    pid: Pid
+    method: Name
+
+
+class LaunchFailed(Frame, frozen=True, tag="launch_failed"):
+    """The worker could not be made."""
+
+    launch_id: Count
+    detail: Text
+
+
+class Exited(Frame, frozen=True, tag="exited"):
+    """Relayed wait status (waitpid(2) encoding) of a worker that is the template's own child."""
+
+    pid: Pid
+    status: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+# --- supervisor to worker ----------------------------------------------------------------------------------------
+
+
+class Go(Frame, frozen=True, tag="go"):
+    """Run the operation. Sent once, after the start is durable.
+
+    ``input``: JSON text of the operation's input. ``event_limit``: events of this job at most, ``started`` and the
+    terminal one included. ``replay_store``: this job's own copy of the store to replay from. ``artifact_path``: where
+    ``train`` writes.
+    """
+
+    crew_id: str
+    operation: Name
+    input: bytes
+    output_limit_bytes: Count
+    event_limit_bytes: Count
+    event_limit: Count
+    replay_store: str | None = None
+    artifact_path: str | None = None
+    tracing: bool = False
+
+
+class Cancel(Frame, frozen=True, tag="cancel"):
+    """Close what can be closed; the kill follows after the grace."""
+
+    reason: str | None = None
+
+
+# --- worker to supervisor ----------------------------------------------------------------------------------------
+
+
+class Hello(Frame, frozen=True, tag="hello"):
+    """The worker stands in its leaf and sandbox and waits for ``go``."""
+
+    version: Count
+    pid: Pid
+
+
+class Chunk(Frame, frozen=True, tag="chunk"):
+    """Data of one ``chunk`` event: an ASCII JSON object with a ``channel``."""
+
+    data: bytes
+
+
+class Result(Frame, frozen=True, tag="result"):
+    """The operation returned. ``output`` is an ASCII JSON object, ``task_ids`` the CrewAI tasks that can be replayed."""
+
+    output: bytes
+    task_ids: tuple[Name, ...] = ()
+
+
+class Failure(Frame, frozen=True, tag="failure"):
+    """The operation raised. ``dispatched`` is false when the crew was never called, so nothing can have happened."""
+
+    error_type: Name
+    dispatched: bool
+    detail: Text = ""
+
+
+class CancelAnswer(Frame, frozen=True, tag="cancel_answer"):
+    """Answer to Cancel: whether the worker is closing something worth the grace."""
+
+    closing: bool
+
+
+ToTemplate = Launch
+FromTemplate = Ready | LoadFailed | Launched | LaunchFailed | Exited
+ToWorker = Go | Cancel
+FromWorker = Hello | Chunk | Result | Failure | CancelAnswer
