@@ -11,6 +11,8 @@ import json
 import math
 from typing import Any, NoReturn
 
+import msgspec
+
 from protocol.errors import BadJson
 
 #: Deepest nesting admitted; deeper documents break common JSON readers downstream.
@@ -113,6 +115,26 @@ def _surrogate_path(value: Any, path: str) -> str | None:
 def canonical_bytes(value: Any) -> bytes:
     """ASCII canonical form: keys sorted by code point, no spaces, ``\\uXXXX`` escapes, floats as ``repr``."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def compact(value: Any) -> bytes:
+    """ASCII JSON without spaces, keys in insertion order: the form of event data."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def check_object(data: bytes) -> None:
+    """Check that ``data`` is one ASCII JSON object on one line. Raises BadJson."""
+    if not data.isascii() or not data.startswith(b"{") or b"\n" in data or b"\r" in data:
+        raise BadJson("not an ASCII JSON object on one line")
+    try:
+        msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadJson(f"not a JSON object: {error}") from None
+
+
+def with_fields(document: bytes, fields: dict[str, Any]) -> bytes:
+    """The JSON object ``document`` with ``fields`` set in it."""
+    return compact(json.loads(document) | fields)
 
 
 def request_hash(

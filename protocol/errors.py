@@ -43,7 +43,7 @@ class BadJson(CrewError):
     """The body is not strict JSON."""
 
     code = "json_invalid"
-    status = 400
+    status = 422
     title = "Body is not strict JSON"
 
 

@@ -26,6 +26,22 @@ class Frame(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields
 # --- supervisor to template or standby ---------------------------------------------------------------------------
 
 
+class Load(Frame, frozen=True, tag="load"):
+    """First message to a template or standby: what to import. A ``standby`` becomes the worker of its one Launch.
+
+    ``open_files``: the soft and hard RLIMIT_NOFILE that workers get. ``leaf``: a descriptor of the cgroup to join first
+    comes along.
+    """
+
+    version: Count
+    role: Name
+    registry: str
+    preload: tuple[str, ...]
+    open_files: tuple[int, int]
+    leaf: bool
+    supervisor_pid: Pid
+
+
 class Directories(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Absolute paths that a worker uses: ``job``, ``cwd``, ``tmp`` belong to the job, the others to its crew."""
 
@@ -47,7 +63,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Launch(Frame, frozen=True, tag="launch"):
-    """Make one worker. Four descriptors come along: protocol socket, stdout, stderr and, if ``leaf``, the leaf cgroup."""
+    """Make one worker.
+
+    Descriptors that come along, in this order: protocol socket, stdout, stderr and, if ``leaf``, the leaf cgroup.
+    """
 
     launch_id: Count
     crew_id: str
@@ -162,7 +181,10 @@ class Chunk(Frame, frozen=True, tag="chunk"):
 
 
 class Result(Frame, frozen=True, tag="result"):
-    """The operation returned. ``output`` is an ASCII JSON object, ``task_ids`` the CrewAI tasks that can be replayed."""
+    """The operation returned.
+
+    ``output``: an ASCII JSON object. ``task_ids``: the CrewAI tasks that can be replayed.
+    """
 
     output: bytes
     task_ids: tuple[Name, ...] = ()
@@ -182,7 +204,7 @@ class CancelAnswer(Frame, frozen=True, tag="cancel_answer"):
     closing: bool
 
 
-ToTemplate = Launch
+ToTemplate = Load | Launch
 FromTemplate = Ready | LoadFailed | Launched | LaunchFailed | Exited
 ToWorker = Go | Cancel
 FromWorker = Hello | Chunk | Result | Failure | CancelAnswer

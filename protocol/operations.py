@@ -115,7 +115,7 @@ def _feedback(field: str, value: Any) -> None:
             _refuse(field, f"must be non-blank text of at most {MAX_FEEDBACK_BYTES} bytes (or an array of such)")
 
 
-#: Per operation: required fields, then optional ones. ``run`` takes any object. ``feedback`` and ``overwrite`` are ours.
+#: Per operation: required fields, then optional ones. ``run`` takes any object; ``feedback``, ``overwrite`` are ours.
 RULES: dict[Operation, tuple[dict[str, Rule], dict[str, Rule]]] = {
     Operation.BATCH_RUN: ({"inputs": _batch}, {}),
     Operation.REPLAY: ({"task_id": _text(MAX_TEXT_BYTES)}, {"inputs": _object}),

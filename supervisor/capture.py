@@ -1,0 +1,89 @@
+"""Captured output: lines of a worker's stdout and stderr into a bounded file, what is above the bound counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+READ_BYTES = 65_536
+#: A longer line is cut into pieces of this many bytes.
+LINE_BYTES = 8_192
+#: A pipe holds 1 MiB at most (pipe-max-size in proc_sys_fs(5)).
+READS_AT_CLOSE = 16
+
+
+class Capture:
+    """Reads pipes by line and appends ``stream line`` to one file, at most ``limit_bytes`` of it."""
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._room = limit_bytes
+        self._loop = asyncio.get_running_loop()
+        self._pipes: dict[int, tuple[bytes, bytearray]] = {}
+        self.dropped_bytes = 0
+
+    def attach(self, fd: int, label: str) -> None:
+        """Take over the reading end ``fd``."""
+        os.set_blocking(fd, False)
+        self._pipes[fd] = (label.encode("ascii") + b" ", bytearray())
+        self._loop.add_reader(fd, self._read, fd)
+
+    def _read(self, fd: int) -> bool:
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._detach(fd)
+            return False
+        self._take(fd, data)
+        return True
+
+    def _take(self, fd: int, data: bytes) -> None:
+        label, rest = self._pipes[fd]
+        rest += data
+        lines = rest.split(b"\n")
+        kept = lines.pop()
+        out = bytearray()
+        for line in lines:
+            for start in range(0, max(len(line), 1), LINE_BYTES):
+                out += label + line[start : start + LINE_BYTES] + b"\n"
+        while len(kept) >= LINE_BYTES:
+            out += label + kept[:LINE_BYTES] + b"\n"
+            del kept[:LINE_BYTES]
+        rest[:] = kept
+        self.write(bytes(out))
+
+    def write(self, data: bytes) -> None:
+        """Append ``data`` as far as the bound allows; a full disk drops it, since a log must not stop a job."""
+        taken = data[: self._room]
+        try:
+            written = os.write(self._file, taken) if taken else 0
+        except OSError:
+            written = 0
+        self._room -= written
+        self.dropped_bytes += len(data) - written
+
+    def _detach(self, fd: int) -> None:
+        label, rest = self._pipes.pop(fd)
+        if rest:
+            self.write(label + bytes(rest) + b"\n")
+        self._loop.remove_reader(fd)
+        os.close(fd)
+
+    def close(self) -> None:
+        """Read what the pipes hold now (not what a surviving writer adds), then close everything."""
+        for fd in list(self._pipes):
+            for _ in range(READS_AT_CLOSE):
+                if fd not in self._pipes or not self._read(fd):
+                    break
+            if fd in self._pipes:
+                self._detach(fd)
+        if self.dropped_bytes:
+            with contextlib.suppress(OSError):
+                os.write(self._file, b"supervisor %d bytes above the bound were dropped\n" % self.dropped_bytes)
+        os.close(self._file)

@@ -1,0 +1,202 @@
+"""cgroup v2: one leaf a job, its kill switch and the kernel's word that it is empty.
+
+Source: Linux, Documentation/admin-guide/cgroup-v2.rst (cgroup.kill, cgroup.events, cgroup.procs).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from protocol.errors import StartError
+from supervisor.processes import cgroup_of
+
+#: How long the probe at start waits for its victim to be gone, seconds.
+PROBE_DEADLINE_S = 5.0
+
+
+class Leaf:
+    """One cgroup directory. ``proc_path`` is how /proc/PID/cgroup names it."""
+
+    def __init__(self, path: Path, proc_path: str) -> None:
+        self.path = path
+        self.proc_path = proc_path
+
+    def __repr__(self) -> str:
+        return f"Leaf({str(self.path)!r})"
+
+    def below(self, name: str) -> Leaf:
+        """Handle of a cgroup inside this one, made or not."""
+        return Leaf(self.path / name, f"{self.proc_path.rstrip('/')}/{name}")
+
+    def open(self) -> int:
+        """Descriptor of the directory, for a launch; the caller closes it."""
+        return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def add(self, pid: int) -> None:
+        """Move a process in. Raises OSError."""
+        (self.path / "cgroup.procs").write_text(str(pid), encoding="ascii")
+
+    def exists(self) -> bool:
+        """Whether the directory is still there."""
+        return self.path.is_dir()
+
+    def kill(self) -> None:
+        """SIGKILL everything below, forks in flight included. Raises OSError where the kernel has no cgroup.kill."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / "cgroup.kill").write_text("1", encoding="ascii")
+
+    def sweep(self) -> int:
+        """kill(2) whatever is still listed; returns how many.
+
+        Needed beside cgroup.kill, which passes over a process whose leader thread has exited.
+        """
+        pids = self.pids()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(pids)
+
+    def populated(self) -> bool:
+        """Whether any live process is in here or below; a removed cgroup has none."""
+        try:
+            text = (self.path / "cgroup.events").read_text(encoding="ascii")
+        except (FileNotFoundError, OSError) as error:
+            if isinstance(error, FileNotFoundError) or not self.exists():
+                return False
+            raise
+        return "populated 1" in text
+
+    def pids(self) -> list[int]:
+        """Processes in here and in nested cgroups (cgroup.procs is not recursive)."""
+        found: list[int] = []
+        for directory, _, _ in os.walk(self.path):
+            # EOPNOTSUPP: a threaded cgroup's processes are listed at its domain.
+            with contextlib.suppress(OSError):
+                found += [int(pid) for pid in (Path(directory) / "cgroup.procs").read_text(encoding="ascii").split()]
+        return found
+
+    def holds(self, pid: int) -> bool:
+        """Whether the process is in here or below."""
+        where = cgroup_of(pid)
+        return where is not None and (where == self.proc_path or where.startswith(self.proc_path + "/"))
+
+    def oom_kills(self) -> int | None:
+        """Out-of-memory kills in here (memory.events), None without the memory controller."""
+        with contextlib.suppress(OSError):
+            for line in (self.path / "memory.events").read_text(encoding="ascii").splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+        return None
+
+    def memory_bytes(self) -> int | None:
+        """Memory charged to this cgroup, None without the memory controller."""
+        with contextlib.suppress(OSError):
+            return int((self.path / "memory.current").read_text(encoding="ascii"))
+        return None
+
+    def remove(self) -> None:
+        """Remove the empty cgroup, nested ones first. Raises OSError while something is in it."""
+        for directory, _, _ in os.walk(self.path, topdown=False):
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(directory)
+
+
+class Tree:
+    """The supervisor's own branch of the cgroup v2 hierarchy, below which every leaf is made."""
+
+    def __init__(self, base: Leaf) -> None:
+        self.base = base
+
+    def leaf(self, name: str) -> Leaf:
+        """Handle of the leaf ``name``, made or not."""
+        return self.base.below(name)
+
+    def make(self, name: str) -> Leaf:
+        """Make a new leaf. Raises OSError."""
+        leaf = self.leaf(name)
+        leaf.path.mkdir()
+        return leaf
+
+    def names(self) -> list[str]:
+        """Leaves that exist."""
+        return sorted(entry.name for entry in os.scandir(self.base.path) if entry.is_dir(follow_symlinks=False))
+
+    def remove(self) -> None:
+        """Remove the branch itself once it is empty; what is left in it keeps it."""
+        with contextlib.suppress(OSError):
+            self.base.remove()
+
+
+def _mounted_at() -> list[tuple[Path, str]]:
+    """(mount point, root inside the hierarchy) of each cgroup2 mount (proc_pid_mountinfo(5))."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        fields, _, tail = line.partition(" - ")
+        if tail.startswith("cgroup2 "):
+            root, point = fields.split()[3:5]
+            found.append((Path(point.encode().decode("unicode_escape")), root))
+    return found
+
+
+def _own_directory(root: Path | None) -> Leaf:
+    own = cgroup_of(os.getpid())
+    mounts = _mounted_at()
+    if root is not None:
+        for point, inside in mounts:
+            if root.is_relative_to(point):
+                return Leaf(root, os.path.normpath(os.path.join(inside, root.relative_to(point))))
+        raise StartError(f"cgroup_root {root} is in no cgroup v2 hierarchy; mount one or name another directory")
+    if own is None or not mounts:
+        raise StartError("no cgroup v2 hierarchy is mounted")
+    point, inside = mounts[0]
+    relative = os.path.relpath(own, inside)
+    if relative.startswith(".."):
+        raise StartError(f"our own cgroup {own} is outside of what is mounted at {point}")
+    return Leaf((point / relative).resolve(), own)
+
+
+def open_tree(root: Path | None, instance_id: str) -> Tree:
+    """Find or make our branch and prove with a live probe that a leaf's kill empties it.
+
+    ``root``: the directory to work below, by default the supervisor's own cgroup. Raises StartError saying what fails.
+    """
+    base = _own_directory(root).below(f"crew-supervisor-{instance_id[:12]}")
+    tree = Tree(base)
+    try:
+        base.path.mkdir(exist_ok=True)
+        _probe(tree)
+    except OSError as error:
+        raise StartError(f"cgroup {base.path} cannot be used: {error.strerror or error}") from None
+    return tree
+
+
+def _probe(tree: Tree) -> None:
+    leaf = tree.leaf("probe")
+    leaf.path.mkdir(exist_ok=True)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        # Only async-signal-safe work here: other threads may hold locks.
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    os.close(reader)
+    try:
+        leaf.add(pid)
+        if not leaf.populated() or not leaf.holds(pid):
+            raise OSError(0, "a process put into a leaf does not show there")
+        leaf.kill()
+        give_up = time.monotonic() + PROBE_DEADLINE_S
+        while leaf.populated():
+            if time.monotonic() > give_up:
+                raise OSError(0, "cgroup.kill did not empty a leaf")
+            time.sleep(0.001)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(writer)
+        leaf.remove()

@@ -1,0 +1,6 @@
+"""Configuration: one struct of settings, read from defaults, a TOML file and the environment."""
+
+from supervisor.config.load import check_training_dir, is_loopback, load, prepare_training_dir
+from supervisor.config.settings import CrewSettings, Settings
+
+__all__ = ["CrewSettings", "Settings", "check_training_dir", "is_loopback", "load", "prepare_training_dir"]

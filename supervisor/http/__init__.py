@@ -1,0 +1,1 @@
+"""The HTTP side: the only rooms that know aiohttp."""

@@ -1,0 +1,228 @@
+"""The live jobs: admission, cancel, waiting, shutdown. One table, one queue, one task a job."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from protocol import canonical
+from protocol.errors import ActionConflict, IllegalTransition, JournalUnavailable, NotAccepting, StopUnconfirmed
+from protocol.states import Phase
+from supervisor.admission import FairQueue
+from supervisor.ending import CancelAsked, ShutDown
+from supervisor.job import Job, Outcome
+from supervisor.journal import Admission, AuditEntry, JobRecord, NewJob
+from supervisor.log import get_log
+from supervisor.mailbox import first
+from supervisor.runner import Means, Run
+
+log = get_log(__name__)
+#: What a caller is told to wait when nothing was admitted, seconds.
+RETRY_AFTER_S = 5
+#: How long a stop waits for the journal to take its request, seconds; then it goes on.
+RECORD_PATIENCE_S = 0.25
+
+
+class Jobs:
+    """Every job that has no terminal record yet."""
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._live: dict[str, Job] = {}
+        self._admitting: dict[str, asyncio.Future[None]] = {}
+        settings = means.settings
+        self._queue: FairQueue[Job] = FairQueue(
+            settings.max_concurrency, lambda crew_id: settings.crew(crew_id).max_concurrency
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.draining = False
+
+    @property
+    def running(self) -> int:
+        """Jobs that have a slot, those whose stop is unproved included."""
+        return self._queue.running
+
+    @property
+    def queued(self) -> int:
+        """Jobs that wait for a slot."""
+        return self._queue.waiting
+
+    @property
+    def active(self) -> int:
+        """Jobs without a terminal record."""
+        return len(self._live)
+
+    @property
+    def usable_slots(self) -> int:
+        """Slots that are not held by a job whose stop cannot be proved."""
+        stuck = sum(1 for job in self._live.values() if job.unconfirmed.is_set())
+        return self._means.settings.max_concurrency - stuck
+
+    def get(self, action_id: str) -> Job | None:
+        """The live job of that id."""
+        return self._live.get(action_id)
+
+    def live(self) -> list[Job]:
+        """All of them, in the order of admission."""
+        return list(self._live.values())
+
+    # --- admission -----------------------------------------------------------------------------------------------
+
+    async def admit(self, new: NewJob, input_json: bytes) -> tuple[Admission, Job | None]:
+        """Make the job durable and queue it, or find the one that is there. The job is None when it has ended.
+
+        Raises ActionConflict, ActionArchived, JournalFull, JournalUnavailable, NotAccepting; nothing runs then.
+        """
+        while (pending := self._admitting.get(new.action_id)) is not None:
+            await asyncio.wait({pending})
+        known = self._live.get(new.action_id)
+        if known is not None:
+            return Admission(_same(known.record, new), fresh=False), known
+        refusal = self._refusal()
+        if refusal is not None:
+            record = await self._means.journal.get(new.action_id)
+            if record is None:
+                raise refusal
+            return Admission(_same(record, new), fresh=False), None
+        # The caller may be cancelled while the commit is under way; the job must start all the same.
+        return await asyncio.shield(asyncio.ensure_future(self._admit(new, input_json)))
+
+    def _refusal(self) -> NotAccepting | None:
+        if self.draining:
+            return NotAccepting("the supervisor is shutting down", retry_after_s=RETRY_AFTER_S)
+        if self.queued >= self._means.settings.max_queue:
+            return NotAccepting(f"{self.queued} jobs wait for a slot already", retry_after_s=RETRY_AFTER_S)
+        return None
+
+    async def _admit(self, new: NewJob, input_json: bytes) -> tuple[Admission, Job | None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._admitting[new.action_id] = done
+        try:
+            admission = await self._means.journal.admit(new, retained_limit=self._means.settings.max_retained_runs)
+            return admission, self._begin(admission.record, input_json) if admission.fresh else None
+        finally:
+            del self._admitting[new.action_id]
+            done.set_result(None)
+
+    def _begin(self, record: JobRecord, input_json: bytes) -> Job:
+        job = Job(record, input_json)
+        self._live[record.action_id] = job
+        log.info("job_admitted", action_id=record.action_id, crew_id=record.crew_id, operation=record.operation)
+        self._queue.add(record.crew_id, job)
+        job.task = asyncio.get_running_loop().create_task(self._run(job))
+        self._grant()
+        return job
+
+    def _grant(self) -> None:
+        while (job := self._queue.grant()) is not None:
+            job.granted.set()
+
+    async def _run(self, job: Job) -> None:
+        try:
+            await Run(job, self._means).execute()
+        except Exception as error:  # noqa: BLE001 - one job's fault must not take the table down
+            # Its slot stays out of service and its record unfinished: the next start fences it.
+            log.failure("run_broke", error, action_id=job.action_id)
+            job.unconfirmed.set()
+            return
+        del self._live[job.action_id]
+        if not self._queue.withdraw(job.record.crew_id, job):
+            self._queue.release(job.record.crew_id)
+        self._grant()
+
+    def adopt(self, job: Job, task: asyncio.Task[None]) -> None:
+        """Keep a job of the process before us, whose work is not proved gone yet; its slot is out of service."""
+        self._live[job.action_id] = job
+        self._queue.occupy(job.record.crew_id)
+        job.task = asyncio.get_running_loop().create_task(self._follow(job, task))
+
+    async def _follow(self, job: Job, task: asyncio.Task[None]) -> None:
+        await task
+        del self._live[job.action_id]
+        self._queue.release(job.record.crew_id)
+        self._grant()
+
+    # --- endings asked for ---------------------------------------------------------------------------------------
+
+    async def cancel(self, job: Job, *, reason: str | None, actor: str) -> JobRecord:
+        """Stop a live job and return its terminal record once that is durable.
+
+        Raises StopUnconfirmed when the stop could not be proved in time, JournalUnavailable when the work is gone but
+        the record is not durable; the attempts go on in both cases. A stop never waits for the journal.
+        """
+        at = time.time()
+        await self._record_request(job, reason=reason, actor=actor, at=at)
+        if not job.cancel_asked:
+            job.cancel_asked = True
+            job.mailbox.put(CancelAsked(reason=reason, at=at))
+        return (await self.wait(job)).record
+
+    async def _record_request(self, job: Job, *, reason: str | None, actor: str, at: float) -> None:
+        recording = asyncio.ensure_future(self._write_request(job, reason=reason, actor=actor, at=at))
+        self._tasks.add(recording)
+        recording.add_done_callback(self._tasks.discard)
+        await asyncio.wait({recording}, timeout=RECORD_PATIENCE_S)
+
+    async def _write_request(self, job: Job, *, reason: str | None, actor: str, at: float) -> None:
+        journal = self._means.journal
+        try:
+            if job.phase is Phase.RUNNING:
+                await journal.record_stop_request(
+                    job.record.row, reason="cancelled", actor=actor, at=at, detail=reason or ""
+                )
+                return
+            detail = canonical.compact({"reason": reason})
+            entry = AuditEntry(at=at, action_id=job.action_id, actor=actor, act="cancel_requested", detail=detail)
+            await journal.audit(entry, terminal=True)
+        except (JournalUnavailable, IllegalTransition) as error:
+            log.warning("cancel_not_recorded", action_id=job.action_id, code=error.code)
+
+    async def wait(self, job: Job) -> Outcome:
+        """Wait for a job's durable end. Raises StopUnconfirmed or JournalUnavailable as ``cancel`` does."""
+        await first(_settled(job), job.unconfirmed.wait(), job.unrecorded.wait())
+        if job.ended.done():
+            return job.ended.result()
+        if job.unrecorded.is_set():
+            raise JournalUnavailable(
+                f"the work of Action {job.action_id} is gone, but the journal does not take its record yet; ask again",
+                action_id=job.action_id,
+                retry_after_s=RETRY_AFTER_S,
+            )
+        raise StopUnconfirmed(
+            f"the work of Action {job.action_id} could not be shown to be gone yet; the attempt goes on, ask again",
+            action_id=job.action_id,
+            retry_after_s=RETRY_AFTER_S,
+        )
+
+    async def shut_down(self) -> bool:
+        """End every job: queued ones at once, running ones after ``drain_s``. Returns whether all ended with proof."""
+        self.draining = True
+        settings = self._means.settings
+        for job in self.live():
+            if job.phase is Phase.QUEUED:
+                job.mailbox.put(ShutDown())
+        await self._wait_all(settings.drain_s)
+        for job in self.live():
+            job.mailbox.put(ShutDown())
+        await self._wait_all(settings.grace_s + settings.stop_timeout_s)
+        for job in self.live():
+            log.error("left_running", action_id=job.action_id, phase=job.phase.value)
+        return not self._live
+
+    async def _wait_all(self, limit_s: float) -> None:
+        tasks = [job.task for job in self.live() if job.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=limit_s)
+
+
+async def _settled(job: Job) -> None:
+    await asyncio.wait({job.ended})
+
+
+def _same(record: JobRecord, new: NewJob) -> JobRecord:
+    if record.request_hash != new.request_hash:
+        raise ActionConflict(
+            f"Action {new.action_id} exists with other material; use the original request or another id",
+            action_id=new.action_id,
+        )
+    return record

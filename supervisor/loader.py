@@ -1,0 +1,170 @@
+"""Starts templates and standbys, waits for their report, discards them, and knows which of them live."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from protocol import frames
+from supervisor.cgroup import Leaf, Tree
+from supervisor.processes import Child, Reaper, cgroup_of, identify
+from supervisor.template import LaunchFailed, Role, TemplateFailed, TemplateProcess, empty_and_remove
+
+#: Waits between attempts to start a template that failed, seconds; the last repeats.
+RESTART_DELAYS_S = (0.1, 0.5, 2.0, 5.0, 15.0)
+
+
+class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What launching needs of the configuration; ``mode``: auto, fork or spawn; times in seconds."""
+
+    registry: str
+    preload: tuple[str, ...]
+    mode: str
+    standby: int
+    launch_timeout_s: float
+    registry_timeout_s: float
+    environment: Mapping[str, str]
+    open_files: tuple[int, int]
+    output_directory: Path
+
+
+class Launched(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that exists and has not said hello yet. ``leaf`` is where it and all that it starts live."""
+
+    child: Child
+    leaf: Leaf | None
+    method: str
+
+
+class Loader:
+    """Owns every template and standby process."""
+
+    def __init__(self, settings: LaunchSettings, tree: Tree | None, reaper: Reaper) -> None:
+        self.settings = settings
+        self.tree = tree
+        self._reaper = reaper
+        self._names = itertools.count(1)
+        self._processes: set[TemplateProcess] = set()
+        self._newborn_leaves: set[str] = set()
+        reaper.may_be_newborn = self._may_be_newborn
+
+    @property
+    def newborn_leaves(self) -> frozenset[str]:
+        """Leaves of launches under way, as /proc/PID/cgroup names them."""
+        return frozenset(self._newborn_leaves)
+
+    def template_of(self, proc_path: str) -> TemplateProcess | None:
+        """The template or standby whose leaf that is, or is above it."""
+        for process in self._processes:
+            leaf = process.leaf
+            if leaf is not None and (proc_path == leaf.proc_path or proc_path.startswith(leaf.proc_path + "/")):
+                return process
+        return None
+
+    def _may_be_newborn(self, pid: int) -> bool:
+        pending = [process for process in self._processes if process.launches_pending]
+        if not pending:
+            return False
+        if self.tree is None:
+            return True
+        where = cgroup_of(pid)
+        if where is None or where in self._newborn_leaves:
+            return True
+        # Plain clone makes the child in the template's leaf; it moves itself as its first act.
+        return any(process.leaf is not None and process.leaf.proc_path == where for process in pending)
+
+    async def load(self, role_name: str) -> tuple[TemplateProcess, frames.Ready]:
+        """Start one process and wait for its report. Raises TemplateFailed; nothing of it is left then."""
+        settings = self.settings
+        role = Role(
+            name=role_name,
+            registry=settings.registry,
+            preload=settings.preload,
+            environment=settings.environment,
+            open_files=settings.open_files,
+            output=settings.output_directory / f"{role_name}.log",
+        )
+        leaf = self.tree.make(f"{role_name}-{next(self._names)}") if self.tree else None
+        process = TemplateProcess.start(role, leaf, self._reaper)
+        self._processes.add(process)
+        try:
+            async with asyncio.timeout(settings.registry_timeout_s):
+                return process, await asyncio.shield(process.ready)
+        except TimeoutError:
+            await self.discard(process)
+            raise TemplateFailed(
+                f"registry {settings.registry} was not loaded within registry_timeout_s = "
+                f"{settings.registry_timeout_s:g} s; see {role.output}"
+            ) from None
+        except BaseException:
+            await self.discard(process)
+            raise
+
+    async def discard(self, process: TemplateProcess) -> None:
+        """Kill a process with all that its import started."""
+        await process.destroy()
+        self._processes.discard(process)
+
+    def release(self, process: TemplateProcess) -> None:
+        """A standby became a worker: it and its leaf are the job's now."""
+        self._processes.discard(process)
+
+    async def discard_all(self) -> None:
+        """Kill everything that is left, for the end of the supervisor."""
+        for process in list(self._processes):
+            await self.discard(process)
+
+    async def fork(
+        self, process: TemplateProcess, launch: frames.Launch, descriptors: list[int], name: str
+    ) -> Launched:
+        """Have ``process`` fork one worker into a new leaf ``name``. Raises LaunchFailed or TemplateFailed."""
+        leaf = self.tree.make(name) if self.tree else None
+        if leaf is None:
+            answer = await self._ask(process, launch, descriptors)
+            return Launched(child=self._adopt(process, answer), leaf=None, method=answer.method)
+        leaf_fd = leaf.open()
+        self._newborn_leaves.add(leaf.proc_path)
+        try:
+            wanted = msgspec.structs.replace(launch, leaf=True)
+            answer = await self._ask(process, wanted, [*descriptors, leaf_fd])
+            return Launched(child=self._adopt(process, answer), leaf=leaf, method=answer.method)
+        except BaseException:
+            await empty_and_remove(leaf)
+            raise
+        finally:
+            os.close(leaf_fd)
+            self._newborn_leaves.discard(leaf.proc_path)
+
+    async def become(self, process: TemplateProcess, launch: frames.Launch, descriptors: list[int]) -> Launched:
+        """Have a standby become the worker, in the leaf it has. Raises LaunchFailed or TemplateFailed."""
+        answer = await self._ask(process, launch, descriptors)
+        self.release(process)
+        process.release()
+        return Launched(child=process.child, leaf=process.leaf, method=answer.method)
+
+    async def _ask(self, process: TemplateProcess, launch: frames.Launch, descriptors: list[int]) -> frames.Launched:
+        try:
+            async with asyncio.timeout(self.settings.launch_timeout_s):
+                return await process.launch(launch, descriptors)
+        except TimeoutError:
+            await self.discard(process)
+            process.on_lost(process)
+            raise LaunchFailed(
+                f"the {process.role.name} did not answer within launch_timeout_s = "
+                f"{self.settings.launch_timeout_s:g} s and was killed"
+            ) from None
+
+    def _adopt(self, process: TemplateProcess, answer: frames.Launched) -> Child:
+        identity = identify(answer.pid)
+        if identity is None:
+            raise LaunchFailed(f"worker {answer.pid} ended before it could be identified")
+        child = Child(identity, relayed=answer.method == "fork")
+        self._reaper.add(child)
+        if child.relayed:
+            process.relayed[answer.pid] = child
+        return child

@@ -1,0 +1,243 @@
+"""Processes by identity: start ticks, boot id, pid namespace; pidfds; reaping of children and adopted orphans.
+
+Sources: proc_pid_stat(5), pidfd_open(2), waitid(2), PR_SET_CHILD_SUBREAPER in prctl(2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that can be told from a later one with the same pid. ``start_ticks``: clock ticks since boot."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    pid_ns: int
+
+    @property
+    def started_at(self) -> float:
+        """Unix seconds at which the process started, from the kernel's ticks."""
+        return boot_time() + self.start_ticks / CLOCK_TICKS
+
+
+@cache
+def boot_id() -> str:
+    """The kernel's random id of this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+@cache
+def boot_time() -> float:
+    """Unix seconds of boot, finer than the whole seconds of btime in proc_stat(5)."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@cache
+def pid_namespace() -> int:
+    """Inode of our pid namespace."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def _stat_fields(pid: int) -> list[bytes] | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text[text.rindex(b")") + 2 :].split()
+
+
+def start_ticks(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat, or None when there is no such process. A zombie still has it."""
+    fields = _stat_fields(pid)
+    return int(fields[19]) if fields else None
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether ``pid`` has exited entirely and waits to be reaped.
+
+    State Z alone is not enough: a process whose leader thread has exited shows Z while another thread runs.
+    """
+    fields = _stat_fields(pid)
+    if not fields or fields[0] != b"Z":
+        return False
+    with contextlib.suppress(OSError):
+        return len(os.listdir(f"/proc/{pid}/task")) <= 1
+    return True
+
+
+def identify(pid: int) -> Identity | None:
+    """Identity of a process in our pid namespace, None when it is gone."""
+    ticks = start_ticks(pid)
+    if ticks is None:
+        return None
+    return Identity(pid=pid, start_ticks=ticks, boot_id=boot_id(), pid_ns=pid_namespace())
+
+
+def is_alive(identity: Identity) -> bool:
+    """Whether that very process still exists here (a zombie that nobody reaped counts)."""
+    if identity.boot_id != boot_id() or identity.pid_ns != pid_namespace():
+        return False
+    return start_ticks(identity.pid) == identity.start_ticks
+
+
+def command(pid: int) -> str:
+    """The command name, for evidence."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    return ""
+
+
+def cgroup_of(pid: int) -> str | None:
+    """Path of the process in the v2 hierarchy as /proc shows it, None when it is gone or there is none."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("0::"):
+                    return line[3:].rstrip("\n").removesuffix(" (deleted)")
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return None
+
+
+def children() -> list[int]:
+    """Pids of this process's own children, adopted orphans and zombies included."""
+    found: list[int] = []
+    for tid in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{tid}/children", "rb") as file:
+            found += [int(pid) for pid in file.read().split()]
+    return found
+
+
+def become_subreaper() -> None:
+    """Adopt orphaned descendants, so that they can be seen, killed and reaped. Raises OSError."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def become_undumpable() -> None:
+    """Keep processes of the same user from reading our memory and environment."""
+    _prctl(PR_SET_DUMPABLE, 0)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+class Child:
+    """A process that the supervisor started or had started, with its pidfd; its wait status comes in ``exited``.
+
+    ``exited`` holds a waitpid(2) status. The pidfd stays open until ``close``, so ``kill`` can never hit a stranger.
+    """
+
+    def __init__(self, identity: Identity, *, relayed: bool = False) -> None:
+        self.identity = identity
+        self.relayed = relayed
+        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.gone = asyncio.Event()
+        self._pidfd = os.pidfd_open(identity.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.identity.pid
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal; nothing happens when the process is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def collect(self) -> bool:
+        """Reap without waiting. Returns whether the status is in hand."""
+        if self.exited.done():
+            return True
+        try:
+            result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            return False  # relayed: another process is its parent and sends the status
+        if result is None:
+            return False
+        code = result.si_status
+        self.settle(code << 8 if result.si_code == os.CLD_EXITED else code)
+        return True
+
+    def settle(self, status: int) -> None:
+        """Record a wait status that the template relayed."""
+        if not self.exited.done():
+            self.exited.set_result(status)
+        self.gone.set()
+
+    def _on_exit(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        self.gone.set()
+        self.collect()
+
+    def close(self) -> None:
+        """Give the pidfd back."""
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+class Reaper:
+    """Reaps every child that is not a known one: orphans that the supervisor adopted as subreaper."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Child] = {}
+        #: Answers whether an unknown child may be a newborn whose launch has not been answered yet.
+        self.may_be_newborn: Callable[[int], bool] = lambda pid: False
+        self.reaped_orphans = 0
+
+    def install(self) -> None:
+        """Start reaping on SIGCHLD (signal(7))."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.reap)
+
+    def add(self, child: Child) -> None:
+        """Leave this child's status to its own pidfd."""
+        self.known[child.pid] = child
+
+    def forget(self, child: Child) -> None:
+        """The child's status is in hand, or it will be treated as an orphan."""
+        if self.known.get(child.pid) is child:
+            del self.known[child.pid]
+        child.close()
+
+    def unknown(self) -> Iterator[int]:
+        """Live children that are no known process: adopted orphans, newborns not announced yet, strays."""
+        for pid in children():
+            if pid not in self.known and not is_zombie(pid):
+                yield pid
+
+    def reap(self) -> None:
+        """Collect known children that ended and every orphan that is a zombie."""
+        for pid in children():
+            child = self.known.get(pid)
+            if child is not None:
+                if not child.exited.done() and is_zombie(pid):
+                    child.collect()
+            elif is_zombie(pid) and not self.may_be_newborn(pid):
+                with contextlib.suppress(ChildProcessError):
+                    if os.waitpid(pid, os.WNOHANG)[0] == pid:
+                        self.reaped_orphans += 1
+
+

@@ -1,0 +1,206 @@
+"""After a restart: what the process before us left is killed, proved as far as it can be, and recorded.
+
+A job without a terminal record is never run again. What cannot be proved gone in time stays running and stopping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from protocol import canonical
+from protocol.api import StopEvidence, WorkerExit
+from protocol.errors import JournalUnavailable
+from protocol.operations import READ_OPERATIONS
+from protocol.states import Method, Phase, Status
+from supervisor.cgroup import Leaf, Tree
+from supervisor.job import Job, Outcome
+from supervisor.journal import Ending, Journal, Unfinished, WorkerIdentity
+from supervisor.log import get_log
+from supervisor.processes import boot_id, is_alive, pid_namespace
+from supervisor.stop import Pause
+from supervisor.workspace import Workspace
+
+log = get_log(__name__)
+INTERRUPTED = "the supervisor ended while this job was unfinished"
+RECORD_RETRY_S = 0.5
+
+
+class Recovery:
+    """Fences every unfinished job of the journal. Call ``run`` before the listener opens."""
+
+    def __init__(self, journal: Journal, tree: Tree | None, workspace: Workspace, stop_timeout_s: float) -> None:
+        self._journal = journal
+        self._tree = tree
+        self._workspace = workspace
+        self._stop_timeout_s = stop_timeout_s
+
+    async def run(self) -> list[tuple[Job, asyncio.Task[None]]]:
+        """Kill, prove and record, at most ``stop_timeout_s`` seconds in all. Returns the jobs not proved yet."""
+        unfinished = await self._journal.unfinished()
+        fenced = [(Job(item.record, b""), item) for item in unfinished]
+        tasks = {job: asyncio.get_running_loop().create_task(self._fence(job, item)) for job, item in fenced}
+        leftovers = asyncio.get_running_loop().create_task(self._clear_leaves({item.record.row for item in unfinished}))
+        await asyncio.wait({leftovers, *tasks.values()}, timeout=self._stop_timeout_s)
+        if not leftovers.done():
+            log.error("leftover_leaves_alive")
+        late = [(job, task) for job, task in tasks.items() if not task.done()]
+        for job, _ in late:
+            job.unconfirmed.set()
+            log.error("stop_unconfirmed", action_id=job.action_id)
+        for task in tasks.values():
+            if task.done():
+                task.result()
+        kept = {job.record.row for job, _ in late}
+        for row in self._workspace.leftovers():
+            if row not in kept:
+                await asyncio.to_thread(self._workspace.remove_job, row)
+        self._leftovers = leftovers
+        return late
+
+    async def _fence(self, job: Job, item: Unfinished) -> None:
+        job.phase = Phase.STOPPING
+        requested_at = time.time()
+        worker = item.worker
+        killed: set[int] = set()
+        if worker is None or (worker.boot_id == boot_id() and worker.pid_ns == pid_namespace()):
+            killed = await self._kill(item.record.row, worker)
+        evidence = _evidence(item, requested_at, len(killed))
+        ending = _ending(item, evidence)
+        await self._record(job, ending)
+
+    async def _kill(self, row: int, worker: WorkerIdentity | None) -> set[int]:
+        """Kill what is in the job's leaves and the recorded worker until nothing of it can be seen."""
+        leaves = self._leaves_of(row, worker)
+        killed: set[int] = set()
+        pause = Pause()
+        while True:
+            for leaf in leaves:
+                if leaf.populated():
+                    killed.update(leaf.pids())
+                    with contextlib.suppress(OSError):
+                        leaf.kill()
+                    leaf.sweep()
+            if worker is not None and is_alive(worker.identity):
+                killed.add(worker.pid)
+                _kill_identity(worker)
+            if not any(leaf.populated() for leaf in leaves) and not (worker and is_alive(worker.identity)):
+                break
+            await pause.wait()
+        for leaf in leaves:
+            with contextlib.suppress(OSError):
+                leaf.remove()
+        return killed
+
+    def _leaves_of(self, row: int, worker: WorkerIdentity | None) -> list[Leaf]:
+        found = {}
+        if worker is not None and worker.leaf is not None:
+            found[Path(worker.leaf)] = Leaf(Path(worker.leaf), "")
+        if self._tree is not None:
+            for name in self._tree.names():
+                if name.startswith(f"job-{row}."):
+                    leaf = self._tree.leaf(name)
+                    found[leaf.path] = leaf
+        return list(found.values())
+
+    async def _clear_leaves(self, unfinished: Iterable[int]) -> None:
+        """Empty and remove leaves that belong to no unfinished job: templates, standbys, jobs that had ended."""
+        if self._tree is None:
+            return
+        ours = tuple(f"job-{row}." for row in unfinished)
+        leaves = [self._tree.leaf(name) for name in self._tree.names() if not ours or not name.startswith(ours)]
+        pause = Pause()
+        while any(leaf.populated() for leaf in leaves):
+            for leaf in leaves:
+                with contextlib.suppress(OSError):
+                    leaf.kill()
+                leaf.sweep()
+            await pause.wait()
+        for leaf in leaves:
+            with contextlib.suppress(OSError):
+                leaf.remove()
+
+    async def _record(self, job: Job, ending: Ending) -> None:
+        while True:
+            try:
+                job.record = await self._journal.finish(job.record.row, ending)
+                break
+            except JournalUnavailable:
+                job.unrecorded.set()
+                await asyncio.sleep(RECORD_RETRY_S)
+        job.phase = Phase.DONE
+        job.feed.publish([(Status.FAILED.value, ending.event_data)])
+        job.feed.end()
+        job.ended.set_result(Outcome(record=job.record, cause=None))
+        log.warning("job_fenced", action_id=job.action_id, uncertain=ending.uncertain)
+
+
+def _kill_identity(worker: WorkerIdentity) -> None:
+    """Kill by pidfd, after a look that it is still that very process."""
+    try:
+        fd = os.pidfd_open(worker.pid)
+    except OSError:
+        return
+    try:
+        if is_alive(worker.identity):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+    finally:
+        os.close(fd)
+
+
+def _evidence(item: Unfinished, requested_at: float, killed: int) -> StopEvidence:
+    """What a restart can say. Its own look came after the kill, but it never held the worker's wait status."""
+    worker = item.worker
+    now = time.time()
+    if worker is None:
+        # The worker waited for ``go``, which is sent only after its identity is durable: no crew code ran.
+        confirmed, method, reason = True, Method.NEVER_STARTED, "restart"
+    elif worker.boot_id != boot_id():
+        confirmed, method, reason = True, Method.BOOT_CHANGED, "restart"
+    elif worker.pid_ns != pid_namespace():
+        confirmed, method, reason = False, Method.CGROUP, "pid_namespace_changed"
+    elif worker.leaf is None:
+        confirmed, method, reason = False, Method.GROUP, "no_cgroup"
+    else:
+        # A worker of our own user may have moved a process out of its leaf, where nobody sees it any more.
+        confirmed, method, reason = False, Method.CGROUP, "escape_possible"
+    return StopEvidence(
+        confirmed=confirmed,
+        method=method,
+        reason=reason,
+        requested_at=requested_at,
+        confirmed_at=now if confirmed else None,
+        elapsed_ms=round((now - requested_at) * 1000, 3) if confirmed else None,
+        worker=WorkerExit(pid=worker.pid, started_at=worker.started_at) if worker else None,
+        processes_killed=killed,
+        processes_left=0 if confirmed or (worker and worker.leaf) else None,
+        boot_id=boot_id(),
+    )
+
+
+def _ending(item: Unfinished, evidence: StopEvidence) -> Ending:
+    uncertain = item.dispatched and item.record.operation not in READ_OPERATIONS
+    data = {
+        "status": Status.FAILED.value,
+        "error_type": "SupervisorRestart",
+        "message": INTERRUPTED,
+        "uncertain_outcome": uncertain,
+        "stop": msgspec.to_builtins(evidence),
+    }
+    return Ending(
+        status=Status.FAILED,
+        first_seq=item.record.event_count,
+        event_data=canonical.compact(data),
+        ended_at=time.time(),
+        uncertain=uncertain,
+        stop=evidence,
+        detail="restart",
+    )

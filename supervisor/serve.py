@@ -1,0 +1,195 @@
+"""The serving process: what it needs, in the order in which it needs it, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+from aiohttp import web
+
+from protocol.errors import ConfigError, CrewError, StartError
+from protocol.operations import Operation
+from supervisor import processes
+from supervisor.cgroup import Tree, open_tree
+from supervisor.config import Settings, load, prepare_training_dir
+from supervisor.environment import raise_descriptor_limit, worker_environment
+from supervisor.health import VERSION, HealthReport
+from supervisor.http.edge import Edge
+from supervisor.http.routes import Routes
+from supervisor.jobs import Jobs
+from supervisor.journal import Journal, open_journal
+from supervisor.launcher import Launcher
+from supervisor.loader import LaunchSettings, Loader
+from supervisor.log import configure, get_log
+from supervisor.recovery import Recovery
+from supervisor.runner import Means
+from supervisor.strays import Hunter
+from supervisor.workspace import Workspace
+
+log = get_log(__name__)
+EXIT_OK = 0
+#: Work is left running whose stop could not be proved.
+EXIT_UNPROVED = 1
+EXIT_CONFIG = 2
+EXIT_START = 3
+#: aiohttp's own wait for handlers at the end; ours have ended by then, seconds.
+HTTP_SHUTDOWN_S = 1.0
+
+
+def main(config_path: Path | None) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit status."""
+    configure()
+    try:
+        settings = load(config_path, os.environ)
+        if Operation.TRAIN in settings.allowed_operations and settings.training_dir is not None:
+            prepare_training_dir(settings.training_dir)
+    except ConfigError as error:
+        log.error("config_refused", detail=error.detail)
+        return EXIT_CONFIG
+    try:
+        return asyncio.run(Supervisor(settings).serve())
+    except StartError as error:
+        log.error("start_refused", detail=error.detail)
+        return EXIT_START
+
+
+class Supervisor:
+    """One serving process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stop = asyncio.Event()
+        self._reload = asyncio.Event()
+
+    async def serve(self) -> int:
+        """Start, serve, drain. Raises StartError; nothing is left running then."""
+        async with contextlib.AsyncExitStack() as stack:
+            return await self._serve(stack)
+
+    async def _serve(self, stack: contextlib.AsyncExitStack) -> int:
+        settings = self._settings
+        open_files, warning = raise_descriptor_limit(settings.max_concurrency)
+        if warning:
+            log.warning("descriptors_few", detail=warning)
+        processes.become_undumpable()
+        processes.become_subreaper()
+        state_file, work_dir = self._places(stack)
+        journal = open_journal(state_file)
+        stack.push_async_callback(journal.close)
+        for text in journal.warnings:
+            log.warning("journal_warning", detail=text)
+        workspace = Workspace(work_dir)
+        tree = self._open_tree(journal, stack)
+        reaper = processes.Reaper()
+        reaper.install()
+        recovered = await Recovery(journal, tree, workspace, settings.stop_timeout_s).run()
+        loader = Loader(self._launch_settings(open_files, work_dir), tree, reaper)
+        launcher = Launcher(loader)
+        stack.push_async_callback(launcher.close)
+        await launcher.start()
+        jobs: Jobs
+        hunter = Hunter(
+            reaper,
+            loader,
+            lambda: [job.worker.work.leaf for job in jobs.live() if job.worker and job.worker.work.leaf],
+        )
+        means = Means(
+            settings=settings,
+            journal=journal,
+            launcher=launcher,
+            reaper=reaper,
+            hunter=hunter,
+            workspace=workspace,
+        )
+        jobs = Jobs(means)
+        for job, task in recovered:
+            jobs.adopt(job, task)
+        routes = Routes(means, jobs, HealthReport(means, jobs, tree))
+        return await self._listen(routes, jobs, launcher)
+
+    def _places(self, stack: contextlib.AsyncExitStack) -> tuple[Path, Path]:
+        settings = self._settings
+        if settings.state_file is not None and settings.work_dir is not None:
+            return settings.state_file, settings.work_dir
+        root = Path(tempfile.mkdtemp(prefix="crew-supervisor-"))
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
+        return root / "journal.db", root / "work"
+
+    def _open_tree(self, journal: Journal, stack: contextlib.AsyncExitStack) -> Tree | None:
+        if self._settings.stop_method == "group":
+            log.warning("stops_unproved", detail='stop_method = "group": stops are carried out and never confirmed')
+            return None
+        try:
+            tree = open_tree(self._settings.cgroup_root, journal.instance_id)
+        except StartError as error:
+            raise StartError(
+                f"stops could not be proved here: {error.detail}; give the supervisor a writable cgroup v2 directory "
+                '(Delegate=yes, or cgroup_root), or set stop_method = "group" to accept stops without proof'
+            ) from None
+        stack.callback(tree.remove)
+        log.info("stop_method", method="cgroup", cgroup=str(tree.base.path))
+        return tree
+
+    def _launch_settings(self, open_files: tuple[int, int], work_dir: Path) -> LaunchSettings:
+        settings = self._settings
+        return LaunchSettings(
+            registry=settings.registry,
+            preload=settings.preload,
+            mode=settings.launch,
+            standby=settings.standby,
+            launch_timeout_s=settings.launch_timeout_s,
+            registry_timeout_s=settings.registry_timeout_s,
+            environment=worker_environment(os.environ),
+            open_files=open_files,
+            output_directory=work_dir,
+        )
+
+    async def _listen(self, routes: Routes, jobs: Jobs, launcher: Launcher) -> int:
+        settings = self._settings
+        runner = web.AppRunner(
+            routes.application(Edge(settings.tokens)), access_log=None, shutdown_timeout=HTTP_SHUTDOWN_S
+        )
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
+            try:
+                await site.start()
+            except OSError as error:
+                raise StartError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
+            self._install_signals()
+            host, port = runner.addresses[0][:2]
+            log.info("listening", host=host, port=port, version=VERSION, pid=os.getpid())
+            await self._until_stopped(launcher)
+            log.info("draining", running=jobs.running, queued=jobs.queued)
+            proved = await jobs.shut_down()
+            routes.close_streams()
+        finally:
+            await runner.cleanup()
+        log.info("stopped", proved=proved)
+        return EXIT_OK if proved else EXIT_UNPROVED
+
+    def _install_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+
+    async def _until_stopped(self, launcher: Launcher) -> None:
+        while not self._stop.is_set():
+            waits = [asyncio.ensure_future(event.wait()) for event in (self._stop, self._reload)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+            if self._reload.is_set():
+                self._reload.clear()
+                try:
+                    await launcher.reload()
+                except CrewError as error:
+                    log.error("reload_failed", detail=error.detail)

@@ -1,0 +1,187 @@
+"""Directories of crews and jobs, captured logs, kept replay stores, and training artifacts moved into place.
+
+Paths of a job use its row number: an Action id may have 256 bytes and is no file name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import stat
+from pathlib import Path
+
+import msgspec
+
+from protocol.errors import CrewError
+from protocol.frames import Directories
+
+COPY_BYTES = 1 << 20
+
+
+class ArtifactRefused(CrewError):
+    """A training artifact cannot be put in place; ``error_type`` goes into the terminal event."""
+
+    code = "artifact_refused"
+    status = 409
+    title = "Training artifact refused"
+
+    def __init__(self, detail: str, error_type: str) -> None:
+        super().__init__(detail)
+        self.error_type = error_type
+
+
+class Artifact(msgspec.Struct, frozen=True, kw_only=True):
+    """A training artifact in its place."""
+
+    sha256: str
+    bytes: int
+
+
+class Workspace:
+    """Everything below ``work_dir``: crews/, jobs/, logs/, replays/."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in ("crews", "jobs", "logs", "replays"):
+            (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.chmod(0o700)
+
+    def prepare(self, row: int, crew_id: str) -> Directories:
+        """Make the directories of one job. Raises OSError."""
+        crew = self.root / "crews" / _slug(crew_id)
+        job = self.job(row)
+        paths = Directories(
+            job=str(job),
+            cwd=str(job / "cwd"),
+            tmp=str(job / "tmp"),
+            home=str(crew / "home"),
+            storage=str(crew / "storage"),
+            locks=str(crew / "locks"),
+        )
+        for path in msgspec.structs.astuple(paths):
+            Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+        return paths
+
+    def job(self, row: int) -> Path:
+        """A job's own directory."""
+        return self.root / "jobs" / str(row)
+
+    def log(self, row: int) -> Path:
+        """A job's captured output."""
+        return self.root / "logs" / f"{row}.log"
+
+    def remove_job(self, row: int) -> None:
+        """Remove a job's directory. Its processes are gone, so nothing can be swapped under us."""
+        shutil.rmtree(self.job(row), ignore_errors=True)
+
+    def forget(self, row: int) -> None:
+        """Remove what is kept beyond a job's end: for an archive."""
+        for path in (self.log(row), self._replay(row)):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+
+    def leftovers(self) -> list[int]:
+        """Rows that have a job directory."""
+        return [int(entry.name) for entry in os.scandir(self.root / "jobs") if entry.name.isdigit()]
+
+    def _replay(self, row: int) -> Path:
+        return self.root / "replays" / f"{row}.db"
+
+    def keep_replay(self, row: int) -> None:
+        """Keep a finished job's kickoff outputs, so that its tasks can be replayed."""
+        with contextlib.suppress(OSError):
+            made = self.job(row) / "replay.db"
+            if stat.S_ISREG(made.lstat().st_mode):
+                made.replace(self._replay(row))
+
+    def copy_replay(self, owner: int, row: int) -> Path | None:
+        """Give job ``row`` its own copy of what ``owner`` kept, None if there is nothing."""
+        copy = self.job(row) / "replay.db"
+        try:
+            shutil.copyfile(self._replay(owner), copy)
+        except FileNotFoundError:
+            return None
+        copy.chmod(0o600)
+        return copy
+
+    def training_file(self, row: int) -> Path:
+        """Where a ``train`` writes before its artifact is moved."""
+        return self.job(row) / "artifact"
+
+
+def check_artifact_free(directory: Path, name: str, *, overwrite: bool) -> None:
+    """Refuse a name that is taken, before anything runs. Raises ArtifactRefused."""
+    if os.path.lexists(directory / name) and not overwrite:
+        raise ArtifactRefused(
+            f"training artifact {name} exists; choose another name or send overwrite: true", "ArtifactExists"
+        )
+
+
+def place_artifact(source: Path, directory: Path, name: str, *, overwrite: bool) -> Artifact:
+    """Move a trained file into the training directory without following links, and digest it.
+
+    Raises ArtifactRefused when the file is missing, is no regular file or the name is taken.
+    """
+    try:
+        source_fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise ArtifactRefused(f"the training left no artifact: {error.strerror}", "ArtifactMissing") from None
+    part = f".{name}.part"
+    directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(source_fd).st_mode):
+            raise ArtifactRefused("the training left something that is no regular file", "ArtifactMissing")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part, dir_fd=directory_fd)
+        artifact = _copy(source_fd, directory_fd, part)
+        if overwrite:
+            os.rename(part, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+        else:
+            _link(part, name, directory_fd)
+        os.fsync(directory_fd)
+        return artifact
+    finally:
+        os.close(source_fd)
+        os.close(directory_fd)
+
+
+def _link(part: str, name: str, directory_fd: int) -> None:
+    try:
+        os.link(part, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd, follow_symlinks=False)
+    except FileExistsError:
+        raise ArtifactRefused(
+            f"training artifact {name} appeared while the training ran; it was not replaced", "ArtifactExists"
+        ) from None
+    finally:
+        os.unlink(part, dir_fd=directory_fd)
+
+
+def _copy(source_fd: int, directory_fd: int, part: str) -> Artifact:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    target_fd = os.open(part, flags, 0o600, dir_fd=directory_fd)
+    digest, size = hashlib.sha256(), 0
+    try:
+        while block := os.read(source_fd, COPY_BYTES):
+            digest.update(block)
+            size += len(block)
+            view = memoryview(block)
+            while view:
+                view = view[os.write(target_fd, view) :]
+        os.fsync(target_fd)
+    except OSError as error:
+        os.unlink(part, dir_fd=directory_fd)
+        if error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+            raise ArtifactRefused(f"the artifact cannot be stored: {error.strerror}", "ArtifactNotStored") from None
+        raise
+    finally:
+        os.close(target_fd)
+    return Artifact(sha256=digest.hexdigest(), bytes=size)
+
+
+def _slug(crew_id: str) -> str:
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", crew_id)[:48].lstrip(".")
+    return f"{readable or 'crew'}-{hashlib.sha256(crew_id.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"

@@ -1,0 +1,137 @@
+"""A worker's whole life: sandbox, hello, go, the operation, its result, exit."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from typing import NoReturn
+
+from protocol import frames
+from protocol.errors import ProtocolViolation
+from worker import operations, sandbox, stores
+from worker.channel import Channel, PipeClosed
+
+#: Exit codes of a worker, seen in the stop evidence.
+EXIT_OK = 0
+EXIT_SANDBOX = 70
+EXIT_PIPE = 71
+
+WorkerChannel = Channel[frames.ToWorker]
+
+
+class Descriptors:
+    """The descriptors of one Launch, in their order on the wire."""
+
+    def __init__(self, launch: frames.Launch, received: list[int]) -> None:
+        if len(received) != (4 if launch.leaf else 3):
+            raise ProtocolViolation(f"launch {launch.launch_id} came with {len(received)} descriptors")
+        self.protocol, self.stdout, self.stderr = received[:3]
+        self.leaf = received[3] if launch.leaf else None
+        self.all = received
+
+
+def become_worker(
+    launch: frames.Launch,
+    descriptors: Descriptors,
+    *,
+    crews: Mapping[str, object],
+    evaluators: Mapping[str, object],
+    open_files: tuple[int, int],
+    in_leaf: bool,
+    parent_pid: int | None,
+) -> NoReturn:
+    """Turn this process into the worker of ``launch``; never returns.
+
+    ``parent_pid``: whose death kills us, None where the parent is a template that may be recycled.
+    """
+    code = EXIT_SANDBOX
+    try:
+        channel = _enter_sandbox(launch, descriptors, open_files=open_files, in_leaf=in_leaf, parent_pid=parent_pid)
+        code = _serve(channel, launch, crews, evaluators)
+    except (PipeClosed, ProtocolViolation):
+        code = EXIT_PIPE
+    except BaseException:  # noqa: BLE001 - the process boundary: whatever it was, it is printed and the process ends
+        with contextlib.suppress(BaseException):
+            traceback.print_exc()
+    finally:
+        _leave(code)
+
+
+def _enter_sandbox(
+    launch: frames.Launch,
+    descriptors: Descriptors,
+    *,
+    open_files: tuple[int, int],
+    in_leaf: bool,
+    parent_pid: int | None,
+) -> WorkerChannel:
+    if descriptors.leaf is not None and not in_leaf:
+        sandbox.join_leaf(descriptors.leaf)
+    sandbox.reset_signals()
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    sandbox.set_limits(launch, open_files)
+    protocol_fd = sandbox.place_descriptors(descriptors.protocol, descriptors.stdout, descriptors.stderr)
+    if parent_pid is not None:
+        sandbox.die_with_parent(parent_pid)
+    sandbox.set_environment(launch)
+    sandbox.reseed()
+    _buffer_by_line()
+    gc.enable()
+    return WorkerChannel(socket.socket(fileno=protocol_fd), frames.ToWorker)
+
+
+def _buffer_by_line() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
+def _serve(
+    channel: WorkerChannel, launch: frames.Launch, crews: Mapping[str, object], evaluators: Mapping[str, object]
+) -> int:
+    channel.send(frames.Hello(version=frames.PROTOCOL_VERSION, pid=os.getpid()))
+    go, _ = channel.receive()
+    if not isinstance(go, frames.Go):
+        raise ProtocolViolation(f"expected go, got {type(go).__name__}")
+    cancellation = operations.Cancellation()
+    threading.Thread(target=_listen, args=(channel, cancellation), name="protocol", daemon=True).start()
+    stores.redirect(launch.directories, go.replay_store)
+    ending = operations.perform(
+        crews[launch.crew_id],
+        go,
+        directories=launch.directories,
+        evaluators=evaluators,
+        send=channel.send,
+        cancelled=cancellation,
+    )
+    if isinstance(ending, frames.Failure) and ending.detail:
+        print(ending.detail, file=sys.stderr)
+    channel.send(ending)
+    return EXIT_OK
+
+
+def _listen(channel: WorkerChannel, cancellation: operations.Cancellation) -> None:
+    """Answer cancels; the end of the pipe means that the supervisor is gone, and so are we."""
+    try:
+        while True:
+            frame, _ = channel.receive()
+            if isinstance(frame, frames.Cancel):
+                channel.send(frames.CancelAnswer(closing=cancellation.request()))
+    except (PipeClosed, ProtocolViolation, OSError):
+        os._exit(EXIT_PIPE)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit at once: atexit hooks and foreign threads can hold ``sys.exit`` for minutes."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,120 @@
+"""What a newborn does to itself before it says hello: leaf, session, signals, descriptors, limits, environment."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+
+from protocol.frames import Launch
+
+PR_SET_PDEATHSIG = 1
+#: Protocol descriptors live above what a careless ``close()`` loop or ``dup2`` of a crew usually hits.
+PROTOCOL_FD_FLOOR = 500
+#: Added to the supervisor's oom_score_adj (1..1000), so that the kernel prefers a worker.
+OOM_SCORE_STEP = 200
+
+
+class ParentGone(Exception):
+    """The supervisor died before PDEATHSIG was in force."""
+
+
+def join_leaf(leaf_fd: int) -> None:
+    """Move this process (all its threads) into the cgroup whose directory ``leaf_fd`` is. Raises OSError."""
+    procs = os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=leaf_fd)
+    try:
+        os.write(procs, b"0")
+    finally:
+        os.close(procs)
+
+
+def die_with_parent(expected_ppid: int) -> None:
+    """Ask for SIGKILL when the thread that made us ends (PR_SET_PDEATHSIG in prctl(2)), then check it is not too late.
+
+    Raises ParentGone. Must follow any change of user, which clears the setting.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    if os.getppid() != expected_ppid:
+        raise ParentGone(f"parent is {os.getppid()}, not {expected_ppid}")
+
+
+def reset_signals() -> None:
+    """Default disposition for every signal that can have one, nothing blocked."""
+    for number in signal.valid_signals():
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def place_descriptors(protocol_fd: int, stdout_fd: int, stderr_fd: int) -> int:
+    """Put /dev/null, stdout and stderr at 0-2 and the protocol high up; close everything else.
+
+    Returns the protocol's new number.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    floor = PROTOCOL_FD_FLOOR if soft > PROTOCOL_FD_FLOOR + 16 else 3
+    high = fcntl.fcntl(protocol_fd, fcntl.F_DUPFD_CLOEXEC, floor)
+    null = os.open(os.devnull, os.O_RDONLY)
+    parked = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, floor) for fd in (null, stdout_fd, stderr_fd)]
+    for target, source in enumerate(parked):
+        os.dup2(source, target, inheritable=True)
+    os.closerange(3, high)
+    os.closerange(high + 1, max(soft, high + 16) if soft < 1 << 20 else 1 << 20)
+    return high
+
+
+def set_limits(launch: Launch, open_files: tuple[int, int]) -> None:
+    """Apply the crew's rlimits; core dumps are off always. A limit above the hard one is cut to it."""
+    limits = launch.limits
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    wanted = {
+        resource.RLIMIT_NOFILE: limits.open_files or open_files[0],
+        resource.RLIMIT_AS: limits.memory_bytes,
+        resource.RLIMIT_NPROC: limits.processes,
+        resource.RLIMIT_FSIZE: limits.file_bytes,
+    }
+    for kind, value in wanted.items():
+        if value is None:
+            continue
+        _, hard = resource.getrlimit(kind)
+        ceiling = open_files[1] if kind == resource.RLIMIT_NOFILE else hard
+        bound = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
+        resource.setrlimit(kind, (bound, bound if kind != resource.RLIMIT_NOFILE else max(bound, ceiling)))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as score:
+        score.write(str(min(1000, int(score.read()) + OOM_SCORE_STEP)))
+
+
+def set_environment(launch: Launch) -> None:
+    """Point the process at its directories and the crew's own variables."""
+    where = launch.directories
+    os.environ.update(launch.environment)
+    os.environ.update(
+        HOME=where.home,
+        TMPDIR=where.tmp,
+        TEMP=where.tmp,
+        TMP=where.tmp,
+        CREWAI_STORAGE_DIR=where.storage,
+        PWD=where.cwd,
+    )
+    tempfile.tempdir = None
+    os.chdir(where.cwd)
+
+
+def reseed() -> None:
+    """Give the child its own random streams; forks of one template would all draw the same numbers."""
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(int.from_bytes(os.urandom(4), "little"))
