@@ -170,6 +170,7 @@ def open_tree(root: Path | None, instance_id: str) -> Tree:
         base.path.mkdir(exist_ok=True)
         _probe(tree)
     except OSError as error:
+        tree.remove()
         raise StartError(f"cgroup {base.path} cannot be used: {error.strerror or error}") from None
     return tree
 

@@ -22,8 +22,8 @@ READS_PER_TURN = 4
 class Channel(Generic[T]):
     """Frames over one end of a stream socket.
 
-    ``on_frame`` gets each frame, ``on_end`` is called once: with None at the end of the pipe or with the
-    ProtocolViolation that ended it.
+    ``on_frame`` gets each frame. ``on_end`` is called once: with the ProtocolViolation that ended it, or with None at
+    the end of the pipe, which may cut a frame when the peer was killed.
     """
 
     def __init__(
@@ -108,8 +108,7 @@ class Channel(Generic[T]):
         except OSError:
             data = b""
         if not data:
-            cut = self._decoder.pending_bytes
-            self._end(ProtocolViolation(f"pipe ended inside a frame, {cut} bytes in") if cut else None)
+            self._end(None)
             return False
         try:
             for frame in self._decoder.feed(data):

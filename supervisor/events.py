@@ -84,9 +84,9 @@ class Feed:
 
     def since(self, cursor: int) -> list[CommittedEvent] | None:
         """Events from ``cursor`` on, None if the tail does not reach back that far."""
-        if not self._tail or cursor >= self.count:
+        if cursor >= self.count:
             return []
-        first = self._tail[0].sequence
+        first = self._tail[0].sequence if self._tail else self.count
         if cursor < first:
             return None
         return [self._tail[index] for index in range(cursor - first, len(self._tail))]

@@ -9,7 +9,7 @@ import msgspec
 from protocol.operations import CONTROL_OPERATIONS
 from supervisor.cgroup import Tree
 from supervisor.jobs import Jobs
-from supervisor.runner import Means
+from supervisor.run.means import Means
 
 try:
     VERSION = metadata.version("crew-supervisor")
@@ -70,7 +70,7 @@ class HealthReport:
         means, settings, report = self._means, self._means.settings, self._means.launcher.report
         return Health(
             status="ready" if self.ready else "not_ready",
-            crews=sorted(crew.crew_id for crew in report.crews),
+            crews=sorted(means.launcher.crew_ids),
             active_runs=self._jobs.active,
             retained_runs=means.journal.retained,
             max_retained_runs=settings.max_retained_runs,
@@ -81,7 +81,7 @@ class HealthReport:
             version=VERSION,
             instance_id=means.journal.instance_id,
             epoch=means.journal.epoch,
-            config_digest=settings.digest,
+            config_digest=means.config_digest,
             registry_digest=report.registry_digest,
             crewai_version=report.crewai,
             launch_mode=means.launcher.mode.name,

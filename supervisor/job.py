@@ -14,11 +14,11 @@ from protocol.api import JobView, WorkerView
 from protocol.states import Phase, Step, advance
 from supervisor.capture import Capture
 from supervisor.channel import Channel
-from supervisor.ending import Cause
 from supervisor.events import Feed
 from supervisor.journal import JobRecord
 from supervisor.loader import Launched
-from supervisor.mailbox import Mailbox
+from supervisor.run.ending import Cause
+from supervisor.run.mailbox import Mailbox
 from supervisor.stop import Work
 
 NULL = msgspec.Raw(b"null")
@@ -66,6 +66,8 @@ class Job:
         self.mailbox = Mailbox()
         self.granted = asyncio.Event()
         self.cancel_asked = False
+        #: Name of the training artifact to put in place, and whether it may replace one.
+        self.artifact: tuple[str, bool] | None = None
         self.worker: LiveWorker | None = None
         self.task: asyncio.Task[None] | None = None
         self.ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()

@@ -9,12 +9,13 @@ from protocol import canonical
 from protocol.errors import ActionConflict, IllegalTransition, JournalUnavailable, NotAccepting, StopUnconfirmed
 from protocol.states import Phase
 from supervisor.admission import FairQueue
-from supervisor.ending import CancelAsked, ShutDown
 from supervisor.job import Job, Outcome
 from supervisor.journal import Admission, AuditEntry, JobRecord, NewJob
 from supervisor.log import get_log
-from supervisor.mailbox import first
-from supervisor.runner import Means, Run
+from supervisor.run.ending import CancelAsked, ShutDown
+from supervisor.run.mailbox import first
+from supervisor.run.means import Means
+from supervisor.run.run import Run
 
 log = get_log(__name__)
 #: What a caller is told to wait when nothing was admitted, seconds.

@@ -198,6 +198,11 @@ class Launcher:
         self.mode: Mode
         self.reason = f'launch = "{loader.settings.mode}"'
         self.report: frames.Ready
+        self.crew_ids: frozenset[str] = frozenset()
+
+    def _adopt(self, report: frames.Ready) -> None:
+        self.report = report
+        self.crew_ids = frozenset(crew.crew_id for crew in report.crews)
 
     async def start(self) -> None:
         """Load the registry and choose. Raises StartError with the import's traceback."""
@@ -210,15 +215,17 @@ class Launcher:
     async def _choose(self) -> Mode:
         wanted = self.loader.settings.mode
         if wanted != "spawn":
-            template, self.report = await self.loader.load("template")
-            unsafe = unsafe_to_fork(self.report)
+            template, report = await self.loader.load("template")
+            unsafe = unsafe_to_fork(report)
             if not unsafe:
+                self._adopt(report)
                 return ForkMode(self.loader, template)
             await self.loader.discard(template)
             self.reason = f"the registry import leaves {unsafe} behind, so forking is unsafe"
             if wanted == "fork":
                 raise StartError(f'{self.reason}; build crews inside functions, or set launch = "spawn"')
-        standby, self.report = await self.loader.load("standby")
+        standby, report = await self.loader.load("standby")
+        self._adopt(report)
         return SpawnMode(self.loader, standby)
 
     async def launch(self, launch: frames.Launch, descriptors: list[int], name: str) -> Launched:
@@ -227,7 +234,7 @@ class Launcher:
 
     async def reload(self) -> frames.Ready:
         """See Mode.reload."""
-        self.report = await self.mode.reload()
+        self._adopt(await self.mode.reload())
         log.info("registry_reloaded", digest=self.report.registry_digest)
         return self.report
 

@@ -27,7 +27,7 @@ from supervisor.launcher import Launcher
 from supervisor.loader import LaunchSettings, Loader
 from supervisor.log import configure, get_log
 from supervisor.recovery import Recovery
-from supervisor.runner import Means
+from supervisor.run.means import Means
 from supervisor.strays import Hunter
 from supervisor.workspace import Workspace
 
@@ -105,6 +105,7 @@ class Supervisor:
             reaper=reaper,
             hunter=hunter,
             workspace=workspace,
+            config_digest=settings.digest,
         )
         jobs = Jobs(means)
         for job, task in recovered:

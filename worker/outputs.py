@@ -254,16 +254,18 @@ def _last_messages(messages: Iterable[Any], cap_bytes: int) -> list[Any]:
 
 
 def chunk_document(chunk: Any) -> dict[str, Any]:
-    """The data of a chunk that a crew streamed: its dump, a copy of the mapping or its text, and a channel."""
+    """The data of a chunk that a crew streamed: its dump, a copy of the mapping or its text; and a channel."""
     dumped = dump(chunk)
     if isinstance(dumped, Mapping):
         document = dict(dumped)
     elif isinstance(chunk, Mapping):
         document = dict(chunk)
     else:
-        document = {"content": chunk if isinstance(chunk, str) else text_of(chunk)}
+        document = {}
     if "content" not in document and isinstance(content := getattr(chunk, "content", None), str):
         document["content"] = content
+    if not document:
+        document["content"] = text_of(chunk)
     if not isinstance(document.get("channel"), str):
         is_tool = document.get("chunk_type") == "tool_call" or document.get("tool_call") is not None
         document["channel"] = "tools" if is_tool else "messages"

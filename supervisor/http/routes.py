@@ -20,7 +20,6 @@ from protocol.errors import (
     UnknownAction,
 )
 from protocol.states import Status
-from supervisor.ending import TimedOut
 from supervisor.health import HealthReport
 from supervisor.http import sse
 from supervisor.http.edge import Edge, Handler, json_response, read_json, without_server_header
@@ -28,7 +27,8 @@ from supervisor.http.start import Start, actor, read_start
 from supervisor.job import Job, view_of
 from supervisor.jobs import Jobs
 from supervisor.journal import JobRecord, Journal
-from supervisor.runner import Means
+from supervisor.run.ending import TimedOut
+from supervisor.run.means import Means
 
 CONFIRMATION_HEADER = "X-AIP-Archive-Confirmation"
 SLICE_BYTES = 8 << 20
@@ -125,9 +125,9 @@ class Routes:
             request,
             legacy=legacy,
             operations=self._means.settings.allowed_operations,
-            crews={crew.crew_id for crew in report.crews},
+            crews=self._means.launcher.crew_ids,
             registry_digest=report.registry_digest,
-            config_digest=self._means.settings.digest,
+            config_digest=self._means.config_digest,
         )
 
     async def _start(self, request: web.Request, *, legacy: bool) -> web.StreamResponse:
@@ -205,7 +205,7 @@ class Routes:
             EventSlice(
                 action_id=record.action_id,
                 cursor=cursor,
-                next_cursor=max(count, cursor + len(views)),
+                next_cursor=cursor + len(views),
                 status=status,
                 events=views,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -80,12 +81,17 @@ class AsyncStream:
 
 
 class AsyncSleeper:
-    """Sleeps on the event loop until it is cancelled; ``inputs.closed`` names a file that it makes while closing."""
+    """Streams ``sleeping``, then sleeps on the event loop until it is cancelled (or ``inputs.seconds``, 60).
 
-    async def akickoff(self, inputs: Mapping[str, Any]) -> None:
-        import asyncio
+    ``inputs.closed`` names a file that it makes while closing.
+    """
 
+    async def akickoff(self, inputs: Mapping[str, Any]) -> AsyncIterator[str]:
+        return self._chunks(inputs)
+
+    async def _chunks(self, inputs: Mapping[str, Any]) -> AsyncIterator[str]:
         try:
+            yield "sleeping"
             await asyncio.sleep(float(inputs.get("seconds", 60)))
         finally:
             if "closed" in inputs:

@@ -23,6 +23,7 @@ HEARTBEAT_SCRIPT = str(Path(__file__).with_name("heartbeat.py"))
 #: How long ``blocking`` and ``daemon`` block where neither the inputs (``seconds``) nor BLOCK_S say.
 DEFAULT_BLOCK_S = 60.0
 BEE_FACT = "The queen of hive seven is called Melissa."
+SEA_FACT = "the sea is salty"
 ANT_FACT = "The ants of hill nine march at dawn."
 
 
@@ -74,8 +75,12 @@ def _knowing(name: str, fact: str) -> Callable[[], Crew]:
 
 
 def memory() -> Crew:
-    """Remembers what it answered."""
-    return _single("memory", "Say something", lambda prompt: final("the sea is salty"), memory=True, embedder=EMBEDDER)
+    """Says that the sea is salty, and next time that it remembers so."""
+
+    def script(prompt: Prompt) -> str:
+        return final("I remember" if SEA_FACT in prompt.text else SEA_FACT)
+
+    return _single("memory", "Tell me how the sea is", script, memory=True, embedder=EMBEDDER)
 
 
 def _block(prompt: Prompt) -> str:

@@ -1,4 +1,4 @@
-"""The seven operations on real CrewAI crews and on duck types, each in a process forked from one that imported CrewAI."""
+"""The seven operations on real CrewAI crews and on duck types, each in a process forked from an importer of CrewAI."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             patch.setattr(forkserver, function, getattr(server, function))
         server.set_forkserver_preload(["tests.process.operation_child", "tests.crews.real_crews"])
         yield
-        server._stop()
+        server._stop()  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -309,11 +309,13 @@ def test_knowledge_of_a_crew_without_any_is_empty(start: Start) -> None:
     assert start("support", "knowledge_query", query=["bees"]).output() == {"results": []}
 
 
-def test_memory_is_kept_per_crew_and_reset(start: Start, tmp_path: Path) -> None:
+def test_memory_is_kept_per_crew_and_reset(start: Start) -> None:
     assert start("memory").output()["raw"] == "the sea is salty"
-    assert (tmp_path / "crew" / "storage" / "memory").is_dir()
+    assert start("memory").output()["raw"] == "I remember"
+    assert start("memory", order={"store": "another"}).output()["raw"] == "the sea is salty"
     output = start("memory", "memory_reset", command_type="memory").output()
     assert output == {"status": "completed", "command_type": "memory"}
+    assert start("memory").output()["raw"] == "the sea is salty"
 
 
 def test_memory_reset_of_a_bare_crew_is_a_failure_of_the_crew(start: Start) -> None:
@@ -419,7 +421,11 @@ def test_a_crew_without_the_method_fails_undispatched(start: Start, operation: s
 
 @pytest.mark.parametrize(
     ("crew_id", "error_type", "dispatched"),
-    [("factory_raises", "RuntimeError", False), ("not_a_crew", "RegistryError", False), ("failing", "ValueError", True)],
+    [
+        ("factory_raises", "RuntimeError", False),
+        ("not_a_crew", "RegistryError", False),
+        ("failing", "ValueError", True),
+    ],
 )
 def test_failures_say_whether_the_crew_was_called(
     start: Start, crew_id: str, error_type: str, dispatched: bool
@@ -448,13 +454,12 @@ def test_bounds_of_events_and_output_fail_the_job(start: Start) -> None:
 
 def test_a_cancel_closes_asynchronous_work_and_says_so(start: Start, tmp_path: Path) -> None:
     child = fake(start, "async_sleeper", closed=str(tmp_path / "closed"))
+    child.wait_for(content="sleeping")
     child.cancel()
-    frame = child.receive()
-    assert isinstance(frame, frames.CancelAnswer)
+    assert child.receive() == frames.CancelAnswer(closing=True)
     failure = child.failure()
-    if frame.closing:
-        assert (tmp_path / "closed").exists()
-    assert failure.error_type == "CancelledError"
+    assert (failure.error_type, failure.dispatched) == ("CancelledError", True)
+    assert (tmp_path / "closed").exists()
 
 
 def test_a_cancel_has_nothing_to_close_in_a_sleeping_thread(start: Start) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -118,3 +119,14 @@ def wait_until(predicate: Callable[[], T], deadline_s: float, what: str) -> T:
         if time.monotonic() > give_up:
             raise AssertionError(f"not within {deadline_s:g} s: {what}")
         time.sleep(POLL_S)
+
+
+def kill(pid: int, ticks: int) -> None:
+    """SIGKILL that very process, wherever it stands. Raises AssertionError if it is another one by now."""
+    fd = os.pidfd_open(pid)
+    try:
+        # The pidfd is of whoever had the pid when it was opened; from here on the pid cannot change hands unseen.
+        assert start_ticks(pid) == ticks, f"{pid} is not the process that started at {ticks}"
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    finally:
+        os.close(fd)

@@ -113,7 +113,8 @@ class Server:
     """One supervisor on its own state directory; ``restart`` keeps the directory and takes a new port.
 
     ``registry``: ``module:attribute``, importable from the repository's root or ``python_path``. ``settings``: TOML
-    settings that replace or extend the defaults below; None removes one. ``environment`` likewise.
+    settings that replace or extend the defaults below; None removes one. ``environment`` likewise. ``mutant``: a name
+    in ``tests.support.mutants``, for a server with that mechanism switched off.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Server:
         environment: Mapping[str, str | None] | None = None,
         python_path: tuple[Path, ...] = (),
         token: str | None = TOKEN,
+        mutant: str | None = None,
     ) -> None:
         self.directory = directory
         self.state_file = directory / "state" / "journal.db"
@@ -135,6 +137,7 @@ class Server:
         self.settings: dict[str, Any] = dict(settings or {})
         self.environment: dict[str, str | None] = dict(environment or {})
         self.python_path = python_path
+        self._program = ["supervisor"] if mutant is None else ["tests.support.mutants", mutant]
         self.mark = uuid.uuid4().hex
         self.host = ""
         self.port = 0
@@ -157,7 +160,7 @@ class Server:
         self._write_config()
         self.returncode = None
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "supervisor", "serve", "--config", str(self.config_file)],
+            [sys.executable, "-m", *self._program, "serve", "--config", str(self.config_file)],
             cwd=self.directory,
             env=self._environment(),
             stdin=subprocess.DEVNULL,

@@ -22,7 +22,7 @@ ALLOWED: dict[str, frozenset[str]] = {
 
 #: Imports that belong to a few rooms only; a room's name covers what is below it and, with ``*``, what begins so.
 RESERVED: dict[str, tuple[str, ...]] = {
-    "aiohttp": ("supervisor.http*", "supervisor.routes*", "supervisor.sse", "supervisor.client", "supervisor.serve"),
+    "aiohttp": ("supervisor.http", "supervisor.client", "supervisor.serve"),
     "click": ("supervisor.cli",),
     "rich": ("supervisor.cli",),
     "sqlite3": ("supervisor.journal*", "worker.ledger"),
@@ -35,7 +35,7 @@ IO = {
     "tempfile", "threading", "time", "urllib",
 }  # fmt: skip
 #: Rooms that only compute: no IO, no clock, no threads.
-PURE = ("protocol", "supervisor.admission", "supervisor.ending")
+PURE = ("protocol", "supervisor.admission", "supervisor.run.ending")
 
 
 class Import(NamedTuple):
@@ -151,7 +151,7 @@ def test_a_violation_is_caught(module: str, source: str) -> None:
     [
         ("protocol.pipe", "import msgspec, json\nfrom protocol import frames\nfrom . import errors"),
         ("supervisor.http", "import aiohttp"),
-        ("supervisor.http_server", "from aiohttp import web"),
+        ("supervisor.http.routes", "from aiohttp import web"),
         ("supervisor.journal.writer", "import sqlite3"),
         ("supervisor.cli.jobs", "import click, rich.table"),
         ("supervisor.log", "import os\nfrom .config import load"),

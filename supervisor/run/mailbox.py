@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import TypeVar
 
-from supervisor.ending import Cause
+from supervisor.run.ending import Cause
 
 C = TypeVar("C")
 

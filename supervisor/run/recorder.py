@@ -26,13 +26,13 @@ class Recorder:
         row: int,
         feed: Feed,
         *,
-        on_pressure: Callable[[bool], None],
         on_failure: Callable[[], None],
     ) -> None:
         self._journal = journal
         self._row = row
         self._feed = feed
-        self._on_pressure = on_pressure
+        #: Told whether too much waits, so that the worker's pipe is paused.
+        self.on_pressure: Callable[[bool], None] = lambda pressed: None
         self._on_failure = on_failure
         self._pending: list[Item] = []
         self._pending_bytes = 0
@@ -52,7 +52,7 @@ class Recorder:
         full = len(self._pending) >= PAUSE_EVENTS or self._pending_bytes >= PAUSE_BYTES
         if full and not self._pressed:
             self._pressed = True
-            self._on_pressure(True)
+            self.on_pressure(True)
         if self._flush is None and not self._halted:
             self._flush = asyncio.get_running_loop().create_task(self._run())
 
@@ -76,7 +76,7 @@ class Recorder:
         few = len(self._pending) <= RESUME_EVENTS and self._pending_bytes <= RESUME_BYTES
         if self._pressed and few:
             self._pressed = False
-            self._on_pressure(False)
+            self.on_pressure(False)
 
     async def halt(self) -> tuple[Item, ...]:
         """Let the commit under way end and start none. Returns what waits, for the terminal transaction."""

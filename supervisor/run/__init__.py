@@ -1,0 +1,1 @@
+"""One job's run: launch, listen, decide, stop, record."""

@@ -1,0 +1,49 @@
+"""A server with one mechanism of the stop broken: ``python -m tests.support.mutants NAME serve --config FILE``.
+
+The product has no switch for any of this. A check that passes on a mutant checks nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from supervisor import __main__ as entry
+from supervisor.stop import Stop
+
+#: How long after its lie ``late`` kills, seconds.
+LATE_S = 0.1
+
+
+def replace(owner: type, name: str, value: Any) -> None:
+    """Replace what must be there: a renamed mechanism must not leave a mutant that is none."""
+    assert name in vars(owner), f"{owner.__name__} has no {name} to be switched off"
+    setattr(owner, name, value)
+
+
+def toothless() -> None:
+    """Nothing is killed; the look is honest."""
+    replace(Stop, "_strike", lambda stop, leaf: None)
+
+
+def blind() -> None:
+    """Nothing is killed, and every look says that nothing is left."""
+    toothless()
+    replace(Stop, "_look", lambda stop, leaf: None)
+
+
+def late() -> None:
+    """The proof is claimed first and the kill comes afterwards."""
+    kill = Stop._strike
+    replace(Stop, "_look", lambda stop, leaf: None)
+    replace(Stop, "_strike", lambda stop, leaf: asyncio.get_running_loop().call_later(LATE_S, kill, stop, leaf))
+
+
+MUTANTS: dict[str, Callable[[], None]] = {"toothless": toothless, "blind": blind, "late": late}
+
+
+if __name__ == "__main__":
+    MUTANTS[sys.argv.pop(1)]()
+    entry.main()
