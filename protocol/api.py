@@ -175,6 +175,13 @@ class EventSlice(msgspec.Struct, frozen=True, kw_only=True):
     events: list[EventView]
 
 
+class JobList(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /jobs``: newest first, ``output`` left out (null). ``next_cursor`` is None after the last page."""
+
+    jobs: list[JobView]
+    next_cursor: str | None
+
+
 class Archived(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to an archive."""
 

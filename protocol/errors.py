@@ -63,6 +63,14 @@ class Unauthorized(CrewError):
     title = "Invalid credential"
 
 
+class ReadOnlyToken(CrewError):
+    """The token may read and not change anything."""
+
+    code = "read_only_token"
+    status = 403
+    title = "Token may only read"
+
+
 class LegacyRoute(CrewError):
     """A legacy route was given an operation other than run."""
 
@@ -103,6 +111,22 @@ class UnknownCrew(CrewError):
     title = "Unknown crew"
 
 
+class RouteUnknown(CrewError):
+    """No route has that path."""
+
+    code = "route_unknown"
+    status = 404
+    title = "Unknown path"
+
+
+class MethodNotAllowed(CrewError):
+    """The path has other methods; Allow names them."""
+
+    code = "method_not_allowed"
+    status = 405
+    title = "Method not allowed"
+
+
 class UnknownAction(CrewError):
     """No retained job has that Action id (for the crew named, where one is)."""
 
@@ -125,6 +149,15 @@ class ActionRunning(CrewError):
     code = "action_running"
     status = 409
     title = "Action is still running"
+
+
+class ActionRetained(CrewError):
+    """The Action ended too recently to be archived (min_retention_s)."""
+
+    code = "action_retained"
+    status = 409
+    title = "Action is inside its retention window"
+    retryable = True
 
 
 class ActionCancelled(CrewError):

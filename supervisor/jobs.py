@@ -81,10 +81,10 @@ class Jobs:
             return Admission(_same(known.record, new), fresh=False), known
         refusal = self._refusal()
         if refusal is not None:
-            record = await self._means.journal.get(new.action_id)
+            record = await self._means.journal.fence(new)
             if record is None:
                 raise refusal
-            return Admission(_same(record, new), fresh=False), None
+            return Admission(record, fresh=False), None
         # The caller may be cancelled while the commit is under way; the job must start all the same.
         return await asyncio.shield(asyncio.ensure_future(self._admit(new, input_json)))
 

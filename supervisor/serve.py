@@ -65,6 +65,7 @@ class Supervisor:
         self._settings = settings
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
+        self._edge = Edge(settings.tokens, settings.read_tokens)
 
     async def serve(self) -> int:
         """Start, serve, drain. Raises StartError; nothing is left running then."""
@@ -153,7 +154,7 @@ class Supervisor:
     async def _listen(self, routes: Routes, jobs: Jobs, launcher: Launcher) -> int:
         settings = self._settings
         runner = web.AppRunner(
-            routes.application(Edge(settings.tokens)), access_log=None, shutdown_timeout=HTTP_SHUTDOWN_S
+            routes.application(self._edge), access_log=None, shutdown_timeout=HTTP_SHUTDOWN_S
         )
         await runner.setup()
         try:
@@ -190,7 +191,18 @@ class Supervisor:
                     wait.cancel()
             if self._reload.is_set():
                 self._reload.clear()
+                self._reload_tokens()
                 try:
                     await launcher.reload()
                 except CrewError as error:
                     log.error("reload_failed", detail=error.detail)
+
+    def _reload_tokens(self) -> None:
+        """Read the tokens again; of the other settings none changes without a restart."""
+        try:
+            fresh = load(self._settings.config_file, os.environ)
+        except ConfigError as error:
+            log.error("tokens_not_reloaded", detail=error.detail)
+            return
+        self._edge.set_tokens(fresh.tokens, fresh.read_tokens)
+        log.info("tokens_reloaded", tokens=len(fresh.tokens), read_tokens=len(fresh.read_tokens))

@@ -158,6 +158,18 @@ class Directory(Text):
         return base / super().from_toml(value, base)
 
 
+class Paths:
+    """A list of paths, made absolute from ``base``."""
+
+    def from_text(self, text: str, base: Path) -> tuple[Path, ...]:
+        """Read a comma list."""
+        return tuple(base / entry.strip() for entry in text.split(",") if entry.strip())
+
+    def from_toml(self, value: Any, base: Path) -> tuple[Path, ...]:
+        """Read a TOML array of strings."""
+        return tuple(base / entry for entry in strings(value))
+
+
 class Choice(Text):
     """One of a few words."""
 

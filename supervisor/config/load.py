@@ -23,6 +23,8 @@ from supervisor.config.table import (
     CONFIG_VARIABLE,
     CREW_SETTINGS,
     MAX_SHUTDOWN_S,
+    MORE_TOKEN_FILES,
+    READ_TOKEN_FILES,
     SETTINGS,
     TEMPLATE_SETTINGS,
     Setting,
@@ -51,13 +53,19 @@ def load(argv_config: Path | None, environ: Mapping[str, str]) -> Settings:
         values |= _from_file(_read_toml(config_file), config_file)
     values |= _from_environment(environ)
     token = _resolve_token(values)
+    more, read_only = (
+        tuple(tokens.read_token_file(path) for path in values.pop(setting.name, ()))
+        for setting in (MORE_TOKEN_FILES, READ_TOKEN_FILES)
+    )
     if not values.get("registry"):
         raise ConfigError("registry (AIP_CREWAI_REGISTRY) is not set; set it to module:attribute")
     values.setdefault("max_queue", values.get("max_retained_runs", _default("max_retained_runs")))
     state_file = values.get("state_file")
     if state_file is not None:
         values.setdefault("work_dir", state_file.parent / "work")
-    settings = Settings(**values, tokens=(token,) if token else (), config_file=config_file)
+    settings = Settings(
+        **values, tokens=((token,) if token else ()) + more, read_tokens=read_only, config_file=config_file
+    )
     _check_together(settings, environ)
     return settings
 

@@ -67,6 +67,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     state_file: Path | None = None
     #: Secret. Empty only where unauthenticated callers are allowed.
     tokens: tuple[str, ...] = ()
+    #: Secret. Tokens that may only read.
+    read_tokens: tuple[str, ...] = ()
     allow_unauthenticated: bool = False
     allow_ephemeral: bool = False
     allowed_operations: tuple[Operation, ...] = (Operation.RUN,)
@@ -100,6 +102,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     #: Jobs that may wait for a slot; by default as many as are retained.
     max_queue: int = 2000
     default_timeout_ms: int = DEFAULT_TIMEOUT_MS
+    #: A job cannot be archived before it has ended for this long.
+    min_retention_s: float = 0.0
     #: Modules that the template imports before the registry.
     preload: tuple[str, ...] = ("crewai",)
     crews: dict[str, CrewSettings] = msgspec.field(default_factory=dict)
@@ -132,7 +136,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def public(self) -> dict[str, Any]:
         """JSON view of the settings in force: no token, and of a crew's environment only the names."""
-        hidden = {"tokens", "crews", "config_file"}
+        hidden = {"tokens", "read_tokens", "crews", "config_file"}
         shown = {name: _plain(getattr(self, name)) for name in self.__struct_fields__ if name not in hidden}
         shown |= {"authenticated": bool(self.tokens), "ephemeral": self.ephemeral}
         return {**shown, "crews": {crew_id: crew.public() for crew_id, crew in sorted(self.crews.items())}}

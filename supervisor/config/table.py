@@ -15,6 +15,7 @@ from supervisor.config.kinds import (
     Modules,
     Number,
     Operations,
+    Paths,
     RegistrySpec,
     Text,
     Variables,
@@ -47,6 +48,10 @@ def _ours(name: str, kind: Kind) -> Setting:
 
 BEARER_TOKEN = _theirs("bearer_token", Text())
 BEARER_TOKEN_FILE = _theirs("bearer_token_file", Directory())
+#: More tokens, valid beside the first: for a rotation, or one a caller.
+MORE_TOKEN_FILES = _ours("more_token_files", Paths())
+#: Tokens that may read and not change anything.
+READ_TOKEN_FILES = _ours("read_token_files", Paths())
 
 #: Top level of the file, and the environment.
 SETTINGS: tuple[Setting, ...] = (
@@ -56,6 +61,8 @@ SETTINGS: tuple[Setting, ...] = (
     _theirs("state_file", Directory()),
     BEARER_TOKEN,
     BEARER_TOKEN_FILE,
+    MORE_TOKEN_FILES,
+    READ_TOKEN_FILES,
     _theirs("allow_unauthenticated", Flag()),
     _theirs("allow_ephemeral", Flag()),
     _theirs("allowed_operations", Operations()),
@@ -81,6 +88,7 @@ SETTINGS: tuple[Setting, ...] = (
     _ours("log_bytes", Integer(4096, 1024 * MIB)),
     _ours("max_queue", Integer(0, 10_000_000)),
     _ours("default_timeout_ms", Integer(1, MAX_TIMEOUT_MS)),
+    _ours("min_retention_s", Number(0, 10 * 366 * 86_400)),
 )
 
 #: The ``[template]`` table of the file.

@@ -10,7 +10,15 @@ from aiohttp import hdrs, web
 
 from protocol import canonical
 from protocol.api import MAX_BODY_BYTES, Problem
-from protocol.errors import CrewError, InputInvalid, InputTooLarge, Unauthorized
+from protocol.errors import (
+    CrewError,
+    InputInvalid,
+    InputTooLarge,
+    MethodNotAllowed,
+    ReadOnlyToken,
+    RouteUnknown,
+    Unauthorized,
+)
 from supervisor.log import get_log
 from supervisor.tokens import bearer_matches
 
@@ -18,8 +26,8 @@ log = get_log(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PROBLEM_TYPE = "application/problem+json"
 #: Routes that answer without a token.
+READING_METHODS = frozenset({"GET", "HEAD"})
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
-HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def json_response(body: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
@@ -49,20 +57,6 @@ def problem(error: CrewError) -> web.Response:
     )
 
 
-def _http_problem(error: web.HTTPException) -> web.Response:
-    document = Problem(
-        type="about:blank",
-        title=error.reason,
-        status=error.status,
-        detail=error.reason,
-        code=HTTP_CODES.get(error.status, "http_error"),
-    )
-    headers = {name: error.headers[name] for name in (hdrs.ALLOW, hdrs.LOCATION) if name in error.headers}
-    return web.Response(
-        body=msgspec.json.encode(document), status=error.status, content_type=PROBLEM_TYPE, headers=headers
-    )
-
-
 def raw_header(request: web.BaseRequest, name: str) -> bytes | None:
     """The first header of that name as it came, outer whitespace stripped."""
     wanted = name.lower().encode("ascii")
@@ -72,26 +66,46 @@ def raw_header(request: web.BaseRequest, name: str) -> bytes | None:
     return None
 
 
-async def without_server_header(request: web.Request, response: web.StreamResponse) -> None:
-    """Say nothing of the software in use."""
+#: Set on a request that repeats a start exactly.
+REPLAYED = "replayed"
+REPLAYED_HEADER = "Idempotency-Replayed"
+
+
+async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Say nothing of the software in use, and mark the answer to an exact repeat."""
     response.headers.pop(hdrs.SERVER, None)
+    if request.get(REPLAYED):
+        response.headers[REPLAYED_HEADER] = "true"
 
 
 class Edge:
     """Middleware and expect handler around the routes."""
 
-    def __init__(self, tokens: Sequence[str]) -> None:
-        self.tokens = tuple(tokens)
+    def __init__(self, tokens: Sequence[str], read_tokens: Sequence[str] = ()) -> None:
+        self.set_tokens(tokens, read_tokens)
 
-    def _authorized(self, request: web.BaseRequest) -> bool:
-        if not self.tokens or request.path in OPEN_PATHS:
-            return True
-        return bearer_matches(raw_header(request, "Authorization"), self.tokens)
+    def set_tokens(self, tokens: Sequence[str], read_tokens: Sequence[str]) -> None:
+        """Replace the tokens in force; requests that were let in go on."""
+        self._tokens = tuple(tokens)
+        self._read_tokens = tuple(read_tokens)
+
+    def _authorize(self, request: web.BaseRequest) -> None:
+        if not self._tokens or request.path in OPEN_PATHS:
+            return
+        presented = raw_header(request, "Authorization")
+        if bearer_matches(presented, self._tokens):
+            return
+        if not bearer_matches(presented, self._read_tokens):
+            raise Unauthorized("the bearer token is missing or wrong")
+        if request.method not in READING_METHODS:
+            raise ReadOnlyToken(f"this token may not {request.method}; use one that may change things")
 
     async def expect(self, request: web.Request) -> web.StreamResponse | None:
         """Answer ``Expect: 100-continue`` after the credentials: without them no body is asked for."""
-        if not self._authorized(request):
-            return problem(Unauthorized("the bearer token is missing or wrong"))
+        try:
+            self._authorize(request)
+        except CrewError as error:
+            return problem(error)
         if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
             return web.Response(status=417)
         assert request.transport is not None
@@ -102,8 +116,7 @@ class Edge:
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check the token before anything else, and make a document of every error."""
         try:
-            if not self._authorized(request):
-                raise Unauthorized("the bearer token is missing or wrong")
+            self._authorize(request)
             return await handler(request)
         except CrewError as error:
             if error.status >= 500 and error.code == CrewError.code:
@@ -118,9 +131,18 @@ class Edge:
             return problem(CrewError("the supervisor met a fault of its own; its log names the place"))
 
     def _http_error(self, request: web.Request, error: web.HTTPException) -> web.StreamResponse:
-        if error.status == 404 and request.path != "/" and request.path.endswith("/"):
-            return _http_problem(web.HTTPTemporaryRedirect(request.rel_url.with_path(request.path.rstrip("/"))))
-        return _http_problem(error)
+        """aiohttp's own refusals: unknown path, wrong method."""
+        raw_path = request.rel_url.raw_path
+        if error.status == 404 and len(raw_path) > 1 and raw_path.endswith("/"):
+            there = request.rel_url.with_path(raw_path.rstrip("/"), encoded=True)
+            return web.Response(status=307, headers={hdrs.LOCATION: str(there.with_query(request.rel_url.query))})
+        if error.status == 404:
+            return problem(RouteUnknown(f"no route {request.path[:200]}; see /openapi.json"))
+        if error.status == 405:
+            answer = problem(MethodNotAllowed(f"{request.method} is not among the methods of {request.path[:200]}"))
+            answer.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
+            return answer
+        return problem(CrewError(f"the server answered {error.status}"))
 
 
 async def read_json(request: web.Request) -> Any:

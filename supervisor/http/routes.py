@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
-from protocol.api import Archived, CancelRequest, EventSlice, EventView, JobView, convert
+from protocol.api import Archived, CancelRequest, EventSlice, EventView, JobList, JobView, convert
 from protocol.errors import (
     ActionCancelled,
     ActionFailed,
@@ -17,16 +17,20 @@ from protocol.errors import (
     ConfirmationMissing,
     CursorInvalid,
     InputInvalid,
+    StopUnconfirmed,
     UnknownAction,
 )
 from protocol.states import Status
+from supervisor.archiving import Archiver
 from supervisor.health import HealthReport
 from supervisor.http import sse
-from supervisor.http.edge import Edge, Handler, json_response, read_json, without_server_header
+from supervisor.http.edge import REPLAYED, Edge, Handler, finish_headers, json_response, read_json
+from supervisor.http.prefer import APPLIED_HEADER, preferences
+from supervisor.http.query import encode_cursor, read_query
 from supervisor.http.start import Start, actor, read_start
 from supervisor.job import Job, view_of
 from supervisor.jobs import Jobs
-from supervisor.journal import JobRecord, Journal
+from supervisor.journal import Admission, JobRecord, Journal
 from supervisor.run.ending import TimedOut
 from supervisor.run.means import Means
 
@@ -49,6 +53,9 @@ class Routes:
         self._means = means
         self._jobs = jobs
         self._health = health
+        self._archiver = Archiver(
+            means.journal, means.workspace, min_retention_s=means.settings.min_retention_s
+        )
         self._streams: set[asyncio.Task[object]] = set()
 
     @property
@@ -61,6 +68,7 @@ class Routes:
             Route("GET", "/livez", self.live),
             Route("GET", "/readyz", self.ready),
             Route("GET", "/health", self.health),
+            Route("GET", "/jobs", self.list),
             Route("POST", "/jobs", self.start),
             Route("POST", "/runs", self.start_legacy),
             Route("POST", "/jobs/stream", self.stream),
@@ -76,7 +84,7 @@ class Routes:
     def application(self, edge: Edge) -> web.Application:
         """The aiohttp application of the table."""
         app = web.Application(middlewares=[edge.middleware])
-        app.on_response_prepare.append(without_server_header)
+        app.on_response_prepare.append(finish_headers)
         for route in self.table():
             app.router.add_route(route.method, route.path, route.handler, expect_handler=edge.expect)
         return app
@@ -132,11 +140,20 @@ class Routes:
 
     async def _start(self, request: web.Request, *, legacy: bool) -> web.StreamResponse:
         start = await self._read_start(request, legacy=legacy)
-        admission, job = await self._jobs.admit(start.new, start.input_json)
+        admission, job = await self._admit(request, start)
         if job is None:
             return await self._answer(admission.record, waited=False)
+        if preferences(request).respond_async:
+            headers = {"Location": f"/jobs/{start.new.action_id}", APPLIED_HEADER: "respond-async"}
+            return json_response(job.view(), status=202, headers=headers)
         outcome = await self._jobs.wait(job)
         return await self._answer(outcome.record, waited=True, timed_out=isinstance(outcome.cause, TimedOut))
+
+    async def _admit(self, request: web.Request, start: Start) -> tuple[Admission, Job | None]:
+        admission, job = await self._jobs.admit(start.new, start.input_json)
+        if not admission.fresh:
+            request[REPLAYED] = True
+        return admission, job
 
     async def _answer(self, record: JobRecord, *, waited: bool, timed_out: bool = False) -> web.StreamResponse:
         action_id = record.action_id
@@ -150,7 +167,7 @@ class Routes:
 
     async def _stream(self, request: web.Request, *, legacy: bool) -> web.StreamResponse:
         start = await self._read_start(request, legacy=legacy)
-        admission, job = await self._jobs.admit(start.new, start.input_json)
+        admission, job = await self._admit(request, start)
         return await self._follow(request, admission.record, job, 0)
 
     async def _follow(
@@ -183,6 +200,23 @@ class Routes:
         output = await self._journal.output(record.row) if record.status is Status.COMPLETED else None
         return view_of(record, output=output)
 
+    async def list(self, request: web.Request) -> web.StreamResponse:
+        """Jobs, newest first, a page at a time."""
+        query = read_query(request)
+        page = await self._journal.list_jobs(
+            status=query.status,
+            crew_id=query.crew_id,
+            operation=query.operation,
+            before=query.before,
+            limit=query.limit,
+        )
+        views = []
+        for record in page.records:
+            job = self._jobs.get(record.action_id)
+            views.append(job.view() if job is not None and record.status is Status.RUNNING else view_of(record))
+        cursor = None if page.before is None else encode_cursor(page.before)
+        return json_response(JobList(jobs=views, next_cursor=cursor))
+
     async def show(self, request: web.Request) -> web.StreamResponse:
         """The record of a job."""
         return json_response(await self._view(*await self._find(request.match_info["action_id"])))
@@ -191,9 +225,10 @@ class Routes:
         """The events from a cursor on, as a slice or, where SSE is accepted, as a stream."""
         record, job = await self._find(request.match_info["action_id"])
         count = job.feed.count if job is not None else record.event_count
-        cursor = _cursor(request, count, record.action_id)
         if "text/event-stream" in request.headers.get("Accept", "").lower():
+            cursor = _cursor_after(request, count, record.action_id)
             return await self._follow(request, record, job, cursor)
+        cursor = _cursor(request, count, record.action_id)
         stored = await self._journal.events(
             record.row, cursor, limit=self._means.settings.max_events_per_run, limit_bytes=SLICE_BYTES
         )
@@ -219,8 +254,18 @@ class Routes:
         record, job = await self._find(body.action_id)
         if record.crew_id != body.crew_id:
             raise UnknownAction(f"crew {body.crew_id!r} has no Action {body.action_id}", action_id=body.action_id)
-        if job is not None:
-            record = await self._jobs.cancel(job, reason=body.reason, actor=actor(request))
+        if job is None:
+            return json_response(await self._view(record, None))
+        wait_s = preferences(request).wait_s
+        try:
+            async with asyncio.timeout(wait_s):
+                record = await self._jobs.cancel(job, reason=body.reason, actor=actor(request))
+        except (TimeoutError, StopUnconfirmed):
+            # Only a caller that asked for it gets a 2xx without proof: others take any 2xx for a confirmed stop.
+            if wait_s is None:
+                raise
+            headers = {"Location": f"/jobs/{body.action_id}", APPLIED_HEADER: f"wait={wait_s:g}"}
+            return json_response(job.view(), status=202, headers=headers)
         return json_response(await self._view(record, None))
 
     async def archive(self, request: web.Request) -> web.StreamResponse:
@@ -228,9 +273,20 @@ class Routes:
         action_id = request.match_info["action_id"]
         if request.headers.get(CONFIRMATION_HEADER) != action_id:
             raise ConfirmationMissing(f"{CONFIRMATION_HEADER} must repeat the Action id", action_id=action_id)
-        row = await self._journal.archive(action_id, actor=actor(request))
-        await asyncio.to_thread(self._means.workspace.forget, row)
+        await self._archiver.archive(action_id, actor=actor(request))
         return json_response(Archived(archived=True, action_id=action_id))
+
+
+def _cursor_after(request: web.Request, count: int, action_id: str) -> int:
+    """The cursor of a stream: behind Last-Event-ID where a reader comes back, else the parameter's."""
+    last = request.headers.get("Last-Event-ID", "").strip()
+    if not last:
+        return _cursor(request, count, action_id)
+    if not (last.isascii() and last.isdigit() and len(last) <= 15):
+        raise InputInvalid(f"Last-Event-ID {last[:40]!r} is no sequence number", action_id=action_id)
+    if int(last) >= count:
+        raise CursorInvalid(f"Last-Event-ID {last} is outside of 0..{count - 1}", action_id=action_id)
+    return int(last) + 1
 
 
 def _cursor(request: web.Request, count: int, action_id: str) -> int:

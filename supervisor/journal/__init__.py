@@ -1,5 +1,6 @@
 """The durable journal: SQLite with one writer thread, group commit, one owner."""
 
+from supervisor.journal.archive_file import ArchiveFile
 from supervisor.journal.files import RESERVE_BYTES
 from supervisor.journal.journal import Journal
 from supervisor.journal.opening import open_journal
@@ -21,6 +22,7 @@ from supervisor.journal.records import (
 
 __all__ = [
     "Admission",
+    "ArchiveFile",
     "AuditEntry",
     "Ending",
     "Item",

@@ -204,6 +204,10 @@ class Journal:
         """The retained job of an Action. Raises RowQuarantined."""
         return await self.read(lambda connection: queries.job_by_action(connection, action_id))
 
+    async def fence(self, job: NewJob) -> JobRecord | None:
+        """The record that an exact repeat of ``job`` gets, None if its id is free. Raises as ``admit`` does."""
+        return await self.read(lambda connection: queries.fence(connection, job))
+
     async def get_row(self, row: int) -> JobRecord:
         """The retained job of a row. Raises UnknownAction, RowQuarantined."""
         return await self.read(lambda connection: queries.job_by_row(connection, row))
