@@ -22,6 +22,42 @@ MAX_KEY_BYTES = 512
 CrewId = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 ActionId = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern="^[A-Za-z0-9._:~-]+$")]
 Reason = Annotated[str, msgspec.Meta(max_length=2048)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+#: Checked by the struct itself, so that the names of control operations get an answer of their own.
+OperationName = Annotated[
+    str,
+    msgspec.Meta(
+        description="An operation that can be started; the names of control operations are answered with 403.",
+        extra_json_schema={"enum": [*Operation, *sorted(CONTROL_OPERATIONS)]},
+    ),
+]
+TimeoutMs = Annotated[
+    int | float | str | None,
+    msgspec.Meta(
+        description=f"Integer from 1 to {MAX_TIMEOUT_MS}; `600000.0` and `\"600000\"` are taken for 600000.",
+        examples=[DEFAULT_TIMEOUT_MS],
+    ),
+]
+#: JSON that is passed on as it is stored.
+Output = Annotated[
+    msgspec.Raw,
+    msgspec.Meta(
+        description="The operation's output object; null before completion and in lists.",
+        extra_json_schema={"type": ["object", "null"]},
+    ),
+]
+EventData = Annotated[
+    msgspec.Raw, msgspec.Meta(description="The event's data object.", extra_json_schema={"type": "object"})
+]
+EventText = Annotated[
+    str,
+    msgspec.Meta(
+        extra_json_schema={
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": "#/components/schemas/EventView"},
+        }
+    ),
+]
 
 
 def check_action_id(action_id: str) -> None:
@@ -35,9 +71,9 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     crew_id: CrewId
     action_id: ActionId
-    operation: str = Operation.RUN.value
+    operation: OperationName = Operation.RUN.value
     input: dict[str, Any] = msgspec.field(default_factory=dict)
-    timeout_ms: int | float | str | None = None
+    timeout_ms: TimeoutMs = None
 
     def __post_init__(self) -> None:
         check_action_id(self.action_id)
@@ -145,8 +181,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     crew_id: str
     operation: str
     status: Status
-    event_count: int
-    output: msgspec.Raw
+    event_count: Count
+    output: Output
     phase: Phase
     uncertain_outcome: bool | None
     timeout_ms: int | None
@@ -161,16 +197,24 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     """One event as the wire shows it; fields in the wire's order."""
 
     event: str
-    sequence: int
-    data: msgspec.Raw
+    sequence: Count
+    data: EventData
+
+
+class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One server-sent event as a client's library hands it over; ``data`` is the text of an EventView."""
+
+    id: str
+    event: str
+    data: EventText
 
 
 class EventSlice(msgspec.Struct, frozen=True, kw_only=True):
     """``GET /jobs/{id}/events`` without SSE; ``next_cursor`` is the number of events known."""
 
     action_id: str
-    cursor: int
-    next_cursor: int
+    cursor: Count
+    next_cursor: Count
     status: Status
     events: list[EventView]
 

@@ -71,6 +71,14 @@ class ReadOnlyToken(CrewError):
     title = "Token may only read"
 
 
+class RequestUnreadable(CrewError):
+    """The body breaks its own framing or encoding, or ended in the middle."""
+
+    code = "request_unreadable"
+    status = 400
+    title = "Request cannot be read"
+
+
 class LegacyRoute(CrewError):
     """A legacy route was given an operation other than run."""
 
@@ -135,6 +143,15 @@ class UnknownAction(CrewError):
     title = "Unknown Action"
 
 
+class BodyTimedOut(CrewError):
+    """The body did not arrive whole in time; nothing was admitted."""
+
+    code = "body_timed_out"
+    status = 408
+    title = "Body came too slowly"
+    retryable = True
+
+
 class ActionConflict(CrewError):
     """The Action id is known with other material."""
 
@@ -190,6 +207,14 @@ class CursorInvalid(CrewError):
     code = "cursor_invalid"
     status = 416
     title = "Cursor outside the events"
+
+
+class ExpectationUnknown(CrewError):
+    """The Expect header asks for something other than 100-continue."""
+
+    code = "expectation_unknown"
+    status = 417
+    title = "Unknown expectation"
 
 
 class KeyMissing(CrewError):

@@ -72,3 +72,5 @@ class Method(StrEnum):
     KEEPER = "keeper"
     GROUP = "group"
     BOOT_CHANGED = "boot_changed"
+    #: Nothing could be done: the work belonged to another program, whose journal was imported.
+    NONE = "none"

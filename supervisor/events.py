@@ -10,6 +10,11 @@ from collections.abc import Sequence
 
 #: Tail kept in memory for readers that keep up; one that is behind it reads the journal.
 TAIL_BYTES = 1 << 20
+#: What an event costs in memory beside its data and its frame, bytes.
+EVENT_OVERHEAD_BYTES = 256
+#: A reader gets about this much at once, in events and in bytes of data: one that stalls holds no more than that.
+BATCH_EVENTS = 256
+BATCH_BYTES = 65_536
 #: No SSE frame may exceed the client's bound of 1 MiB; 4 KiB are left for the envelope.
 SSE_DATA_BYTES = (1 << 20) - 4096
 #: Milliseconds that an EventSource waits before it connects again.
@@ -26,6 +31,11 @@ class CommittedEvent:
         self.name = name
         self.data = data
         self._sse: bytes | None = None
+
+    @property
+    def cost_bytes(self) -> int:
+        """What it costs to keep: its data is there twice once a reader has asked for its frame."""
+        return 2 * len(self.data) + EVENT_OVERHEAD_BYTES
 
     def document(self, data: bytes | None = None) -> bytes:
         """JSON of the whole event, in the wire's order."""
@@ -64,11 +74,12 @@ class Feed:
     def publish(self, items: Sequence[tuple[str, bytes]]) -> None:
         """Show events that are durable now, at the next sequence numbers."""
         for name, data in items:
-            self._tail.append(CommittedEvent(self.count, name, data))
-            self._tail_bytes += len(data)
+            event = CommittedEvent(self.count, name, data)
+            self._tail.append(event)
+            self._tail_bytes += event.cost_bytes
             self.count += 1
         while self._tail_bytes > TAIL_BYTES and len(self._tail) > 1:
-            self._tail_bytes -= len(self._tail.popleft().data)
+            self._tail_bytes -= self._tail.popleft().cost_bytes
         self._wake()
 
     def end(self) -> None:
@@ -83,13 +94,20 @@ class Feed:
         self._waiters.clear()
 
     def since(self, cursor: int) -> list[CommittedEvent] | None:
-        """Events from ``cursor`` on, None if the tail does not reach back that far."""
+        """The next events from ``cursor`` on, a batch at most; None if the tail does not reach back that far."""
         if cursor >= self.count:
             return []
         first = self._tail[0].sequence if self._tail else self.count
         if cursor < first:
             return None
-        return [self._tail[index] for index in range(cursor - first, len(self._tail))]
+        batch: list[CommittedEvent] = []
+        size = 0
+        for index in range(cursor - first, min(cursor - first + BATCH_EVENTS, len(self._tail))):
+            batch.append(self._tail[index])
+            size += len(batch[-1].data)
+            if size >= BATCH_BYTES:
+                break
+        return batch
 
     async def wait(self, cursor: int) -> None:
         """Wait until there is an event at ``cursor`` or the feed has ended."""

@@ -43,6 +43,12 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     checks: dict[str, bool]
 
 
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /livez`` (``ok``) and ``GET /readyz`` (``ready`` or ``not_ready``)."""
+
+    status: str
+
+
 class HealthReport:
     """Answers from memory only: nothing of it waits for a disk, a worker or a crew."""
 

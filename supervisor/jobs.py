@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 from protocol import canonical
 from protocol.errors import ActionConflict, IllegalTransition, JournalUnavailable, NotAccepting, StopUnconfirmed
@@ -22,6 +24,8 @@ log = get_log(__name__)
 RETRY_AFTER_S = 5
 #: How long a stop waits for the journal to take its request, seconds; then it goes on.
 RECORD_PATIENCE_S = 0.25
+#: How long the end of the supervisor waits for directories to go, seconds; the next start removes what is left.
+CLEANING_S = 1.0
 
 
 class Jobs:
@@ -78,8 +82,8 @@ class Jobs:
             await asyncio.wait({pending})
         known = self._live.get(new.action_id)
         if known is not None:
-            return Admission(_same(known.record, new), fresh=False), known
-        refusal = self._refusal()
+            return Admission(_same(known.record, new), fresh=False), None if known.ended.done() else known
+        refusal = self._refusal(new.action_id)
         if refusal is not None:
             record = await self._means.journal.fence(new)
             if record is None:
@@ -88,12 +92,13 @@ class Jobs:
         # The caller may be cancelled while the commit is under way; the job must start all the same.
         return await asyncio.shield(asyncio.ensure_future(self._admit(new, input_json)))
 
-    def _refusal(self) -> NotAccepting | None:
+    def _refusal(self, action_id: str) -> NotAccepting | None:
+        why = ""
         if self.draining:
-            return NotAccepting("the supervisor is shutting down", retry_after_s=RETRY_AFTER_S)
-        if self.queued >= self._means.settings.max_queue:
-            return NotAccepting(f"{self.queued} jobs wait for a slot already", retry_after_s=RETRY_AFTER_S)
-        return None
+            why = "the supervisor is shutting down"
+        elif self.queued >= self._means.settings.max_queue:
+            why = f"{self.queued} jobs wait for a slot already"
+        return NotAccepting(why, action_id=action_id, retry_after_s=RETRY_AFTER_S) if why else None
 
     async def _admit(self, new: NewJob, input_json: bytes) -> tuple[Admission, Job | None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -119,17 +124,26 @@ class Jobs:
             job.granted.set()
 
     async def _run(self, job: Job) -> None:
+        run = Run(job, self._means)
         try:
-            await Run(job, self._means).execute()
+            await run.execute()
         except Exception as error:  # noqa: BLE001 - one job's fault must not take the table down
             # Its slot stays out of service and its record unfinished: the next start fences it.
             log.failure("run_broke", error, action_id=job.action_id)
             job.unconfirmed.set()
             return
         del self._live[job.action_id]
+        # No await since the end could be seen: whoever has seen it finds the slot and the queue's place free.
         if not self._queue.withdraw(job.record.crew_id, job):
             self._queue.release(job.record.crew_id)
         self._grant()
+        self._own(run.clean())
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def adopt(self, job: Job, task: asyncio.Task[None]) -> None:
         """Keep a job of the process before us, whose work is not proved gone yet; its slot is out of service."""
@@ -159,9 +173,7 @@ class Jobs:
         return (await self.wait(job)).record
 
     async def _record_request(self, job: Job, *, reason: str | None, actor: str, at: float) -> None:
-        recording = asyncio.ensure_future(self._write_request(job, reason=reason, actor=actor, at=at))
-        self._tasks.add(recording)
-        recording.add_done_callback(self._tasks.discard)
+        recording = self._own(self._write_request(job, reason=reason, actor=actor, at=at))
         await asyncio.wait({recording}, timeout=RECORD_PATIENCE_S)
 
     async def _write_request(self, job: Job, *, reason: str | None, actor: str, at: float) -> None:
@@ -208,6 +220,8 @@ class Jobs:
         await self._wait_all(settings.grace_s + settings.stop_timeout_s)
         for job in self.live():
             log.error("left_running", action_id=job.action_id, phase=job.phase.value)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLEANING_S)
         return not self._live
 
     async def _wait_all(self, limit_s: float) -> None:

@@ -80,7 +80,7 @@ class Supervisor:
         processes.become_undumpable()
         processes.become_subreaper()
         state_file, work_dir = self._places(stack)
-        journal = open_journal(state_file)
+        journal = open_journal(state_file, import_limit_bytes=settings.max_state_bytes)
         stack.push_async_callback(journal.close)
         for text in journal.warnings:
             log.warning("journal_warning", detail=text)

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 from aiohttp import hdrs, web
+from aiohttp.http import HttpProcessingError
 
 from protocol import canonical
 from protocol.api import MAX_BODY_BYTES, Problem
 from protocol.errors import (
+    BodyTimedOut,
     CrewError,
+    ExpectationUnknown,
     InputInvalid,
     InputTooLarge,
     MethodNotAllowed,
     ReadOnlyToken,
+    RequestUnreadable,
     RouteUnknown,
     Unauthorized,
 )
+from supervisor.http.declare import READING_METHODS
+from supervisor.http.openapi import PROBLEM_TYPE
 from supervisor.log import get_log
 from supervisor.tokens import bearer_matches
 
 log = get_log(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-PROBLEM_TYPE = "application/problem+json"
 #: Routes that answer without a token.
-READING_METHODS = frozenset({"GET", "HEAD"})
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
+#: A whole body must have come within this many seconds.
+BODY_DEADLINE_S = 30.0
+#: Details may quote what a caller sent; no more of them than this leaves again, in characters.
+MAX_DETAIL = 2000
 
 
 def json_response(body: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
@@ -42,9 +52,9 @@ def problem(error: CrewError) -> web.Response:
         type=f"urn:crew-supervisor:error:{error.code}",
         title=error.title,
         status=error.status,
-        detail=error.detail,
+        detail=_printable(error.detail)[:MAX_DETAIL],
         code=error.code,
-        action_id=error.action_id,
+        action_id=None if error.action_id is None else _printable(error.action_id),
         retryable=error.retryable,
     )
     headers = {}
@@ -55,6 +65,11 @@ def problem(error: CrewError) -> web.Response:
     return web.Response(
         body=msgspec.json.encode(document), status=error.status, content_type=PROBLEM_TYPE, headers=headers
     )
+
+
+def _printable(text: str) -> str:
+    """Text that came as bytes of no UTF-8 holds lone surrogates, which no JSON document can carry."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def raw_header(request: web.BaseRequest, name: str) -> bytes | None:
@@ -76,6 +91,16 @@ async def finish_headers(request: web.Request, response: web.StreamResponse) -> 
     response.headers.pop(hdrs.SERVER, None)
     if request.get(REPLAYED):
         response.headers[REPLAYED_HEADER] = "true"
+
+
+def keep_garbage_quiet(record: logging.LogRecord) -> bool:
+    """A filter of aiohttp's log: bytes that are no HTTP request are the sender's error and none of ours."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError | web.RequestPayloadError):
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        record.msg, record.args, record.exc_info = "request_garbled", (), None
+        record.fields = {"error_type": type(error).__name__}
+    return True
 
 
 class Edge:
@@ -104,10 +129,13 @@ class Edge:
         """Answer ``Expect: 100-continue`` after the credentials: without them no body is asked for."""
         try:
             self._authorize(request)
+            if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
+                raise ExpectationUnknown("Expect may ask for 100-continue only")
         except CrewError as error:
-            return problem(error)
-        if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
-            return web.Response(status=417)
+            answer = problem(error)
+            # The body may never come: what follows on this connection could be either (RFC 9110, 10.1.1).
+            answer.force_close()
+            return answer
         assert request.transport is not None
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return None
@@ -123,30 +151,51 @@ class Edge:
                 log.failure("request_broke", error, path=request.path)
             return problem(error)
         except web.HTTPException as error:
-            return self._http_error(request, error)
-        except (ConnectionError, TimeoutError):
+            return _router_refusal(request, error)
+        except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001 - the edge: whatever broke, the caller gets a document and the log a line
             log.failure("request_broke", error, path=request.path)
             return problem(CrewError("the supervisor met a fault of its own; its log names the place"))
 
-    def _http_error(self, request: web.Request, error: web.HTTPException) -> web.StreamResponse:
-        """aiohttp's own refusals: unknown path, wrong method."""
-        raw_path = request.rel_url.raw_path
-        if error.status == 404 and len(raw_path) > 1 and raw_path.endswith("/"):
-            there = request.rel_url.with_path(raw_path.rstrip("/"), encoded=True)
-            return web.Response(status=307, headers={hdrs.LOCATION: str(there.with_query(request.rel_url.query))})
-        if error.status == 404:
-            return problem(RouteUnknown(f"no route {request.path[:200]}; see /openapi.json"))
-        if error.status == 405:
-            answer = problem(MethodNotAllowed(f"{request.method} is not among the methods of {request.path[:200]}"))
-            answer.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
-            return answer
-        return problem(CrewError(f"the server answered {error.status}"))
+
+def _router_refusal(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
+    """A target without a path (``CONNECT host:port``, ``OPTIONS *``) meets no resource, the last one neither."""
+    if error.status == 404:
+        return problem(RouteUnknown(f"no route {request.path[:200]}; see /openapi.json"))
+    return problem(CrewError(f"the server answered {error.status}"))
+
+
+async def unrouted(rows: Sequence[web.AbstractResource], request: web.Request) -> web.StreamResponse:
+    """Answer a request that meets no row: 405 with the path's methods, 307 to the path without its last slash, 404."""
+    methods = await _methods(rows, request)
+    if methods:
+        answer = problem(MethodNotAllowed(f"{request.method} is not among the methods of {request.path[:200]}"))
+        answer.headers[hdrs.ALLOW] = ",".join(sorted(methods))
+        return answer
+    path = request.rel_url.raw_path
+    if path.endswith("/"):
+        there = request.rel_url.with_path(path.rstrip("/") or "/", encoded=True)
+        # Only to a path of ours: "//host/" would otherwise lead to another server.
+        if await _methods(rows, request.clone(rel_url=there)):
+            location = str(there.with_query(request.rel_url.query))
+            return web.Response(status=307, headers={hdrs.LOCATION: location})
+    return problem(RouteUnknown(f"no route {request.path[:200]}; see /openapi.json"))
+
+
+async def _methods(rows: Sequence[web.AbstractResource], request: web.Request) -> set[str]:
+    """The methods of the request's path."""
+    found: set[str] = set()
+    for row in rows:
+        found |= (await row.resolve(request))[1]
+    return found
 
 
 async def read_json(request: web.Request) -> Any:
-    """Read a strict JSON body of at most MAX_BODY_BYTES. Raises InputTooLarge, InputInvalid, BadJson."""
+    """Read a strict JSON body of at most MAX_BODY_BYTES.
+
+    Raises InputInvalid, InputTooLarge, BodyTimedOut, RequestUnreadable, BadJson.
+    """
     content_type = request.content_type
     if content_type != "application/json" and not (
         content_type.startswith("application/") and content_type.endswith("+json")
@@ -154,12 +203,24 @@ async def read_json(request: web.Request) -> Any:
         raise InputInvalid(f"content type {content_type} is not JSON; send application/json")
     if request.content_length is not None and request.content_length > MAX_BODY_BYTES:
         raise _too_large()
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            body = await _read_capped(request)
+    except TimeoutError:
+        raise BodyTimedOut(f"the body did not arrive within {BODY_DEADLINE_S:g} s") from None
+    except (web.RequestPayloadError, OSError):
+        # Bad framing or encoding, or the caller is gone in the middle of it.
+        raise RequestUnreadable("the body breaks its own framing or encoding") from None
+    return canonical.parse(body)
+
+
+async def _read_capped(request: web.Request) -> bytes:
     parts = bytearray()
     async for block in request.content.iter_any():
         parts += block
         if len(parts) > MAX_BODY_BYTES:
             raise _too_large()
-    return canonical.parse(bytes(parts))
+    return bytes(parts)
 
 
 def _too_large() -> InputTooLarge:

@@ -1,302 +1,183 @@
-"""Every route, in one table, and what each does."""
+"""Every route, in one table, and the application made of it."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import NamedTuple
+import logging
+from functools import partial
+from types import MethodType
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
 
-from protocol.api import Archived, CancelRequest, EventSlice, EventView, JobList, JobView, convert
+from protocol.api import (
+    Archived,
+    CancelRequest,
+    CrewId,
+    EventSlice,
+    JobList,
+    JobView,
+    Output,
+    StartRequest,
+    StreamEvent,
+)
 from protocol.errors import (
+    ActionArchived,
     ActionCancelled,
+    ActionConflict,
     ActionFailed,
     ActionMismatch,
+    ActionRetained,
+    ActionRunning,
     ActionTimedOut,
     ConfirmationMissing,
     CursorInvalid,
     InputInvalid,
+    JournalFull,
+    KeyInvalid,
+    KeyMissing,
+    LegacyRoute,
+    NotAccepting,
+    OperationDisabled,
     StopUnconfirmed,
     UnknownAction,
+    UnknownCrew,
 )
+from protocol.operations import Operation
 from protocol.states import Status
-from supervisor.archiving import Archiver
-from supervisor.health import HealthReport
-from supervisor.http import sse
-from supervisor.http.edge import REPLAYED, Edge, Handler, finish_headers, json_response, read_json
-from supervisor.http.prefer import APPLIED_HEADER, preferences
-from supervisor.http.query import encode_cursor, read_query
-from supervisor.http.start import Start, actor, read_start
-from supervisor.job import Job, view_of
+from supervisor.health import VERSION, Health, HealthReport, Probe
+from supervisor.http import openapi
+from supervisor.http.declare import (
+    ACTION,
+    ACTION_HEADER,
+    APPLIED,
+    CURSOR,
+    EVENT_STREAM,
+    JOURNAL,
+    KEY,
+    LAST_EVENT,
+    LOCATION,
+    PREFER,
+    REPLAYED,
+    UNCACHED,
+    Answer,
+    Document,
+    Errors,
+    Parameter,
+    Route,
+)
+from supervisor.http.edge import Edge, finish_headers, keep_garbage_quiet, unrouted
+from supervisor.http.handlers import CONFIRMATION_HEADER, Handlers
+from supervisor.http.query import DEFAULT_LIMIT, MAX_LIMIT
 from supervisor.jobs import Jobs
-from supervisor.journal import Admission, JobRecord, Journal
-from supervisor.run.ending import TimedOut
+from supervisor.journal import RowQuarantined
 from supervisor.run.means import Means
 
-CONFIRMATION_HEADER = "X-AIP-Archive-Confirmation"
-SLICE_BYTES = 8 << 20
+Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT)]
 
+RECORD: Errors = (UnknownAction, RowQuarantined, *JOURNAL)
+ADMISSION: Errors = (
+    KeyInvalid, OperationDisabled, UnknownCrew, ActionConflict, ActionArchived, KeyMissing, NotAccepting, JournalFull,
+    RowQuarantined, *JOURNAL,
+)  # fmt: skip
+#: How an Action ends that has no output, for a caller that waits and for exact repeats.
+ENDINGS: Errors = (ActionCancelled, ActionFailed, StopUnconfirmed, ActionTimedOut)
 
-class Route(NamedTuple):
-    """One line of the table."""
+START_PARAMETERS = (KEY, ACTION_HEADER, PREFER)
+VIEW = Answer(200, "The record.", JobView)
+OUTPUT = Answer(200, "The operation's output.", Output, headers=(REPLAYED,))
+ADMITTED = Answer(202, "Admitted; nobody waits.", JobView, headers=(LOCATION, APPLIED))
+STREAM = Answer(
+    200, "Server-sent events from the first to the terminal one; `id` is the sequence, comments keep it alive.",
+    StreamEvent, EVENT_STREAM, (REPLAYED, UNCACHED),
+)  # fmt: skip
+FOLLOWED = Answer(200, "With `Accept: text/event-stream`: the same as server-sent events.", StreamEvent, EVENT_STREAM)
+PROVED = Answer(200, "The terminal record: the stop is proved, or the job had ended before.", JobView)
+STOPPING = Answer(202, "`wait=N` has passed without a proof; the stop goes on.", JobView, headers=(LOCATION, APPLIED))
+FILTERS = (
+    Parameter("status", "query", Status, "Jobs of this status only."),
+    Parameter("crew_id", "query", CrewId, "Jobs of this crew only."),
+    Parameter("operation", "query", Operation, "Jobs of this operation only."),
+    Parameter("cursor", "query", str, "`next_cursor` of the page before."),
+    Parameter("limit", "query", Limit, f"Jobs on a page; {DEFAULT_LIMIT} unless said."),
+)
+CONFIRMATION = Parameter(CONFIRMATION_HEADER, "header", str, "The Action's id once more.", required=True)
 
-    method: str
-    path: str
-    handler: Handler
+TABLE: tuple[Route, ...] = (
+    Route("GET", "/livez", Handlers.live, "Whether the process answers", (Answer(200, "It does.", Probe),), open=True),
+    Route(
+        "GET", "/readyz", Handlers.ready, "Whether new work would be taken",
+        (Answer(200, "Yes.", Probe), Answer(503, "No; /health says why.", Probe)), open=True,
+    ),
+    Route("GET", "/health", Handlers.health, "State of the supervisor", (Answer(200, "The state.", Health),)),
+    Route("GET", "/openapi.json", Handlers.openapi, "This document", (Answer(200, "The document.", Document),)),
+    Route(
+        "GET", "/jobs", Handlers.list, "Retained jobs, newest first",
+        (Answer(200, "A page of them.", JobList),), (InputInvalid, *JOURNAL), FILTERS,
+    ),
+    Route(
+        "POST", "/jobs", Handlers.start, "Start an operation, or repeat the request exactly, and wait for its end",
+        (OUTPUT, ADMITTED), (*ADMISSION, *ENDINGS), START_PARAMETERS, StartRequest,
+    ),
+    Route(
+        "POST", "/runs", Handlers.start_legacy, "The same for `run` alone",
+        (OUTPUT, ADMITTED), (LegacyRoute, *ADMISSION, *ENDINGS), START_PARAMETERS, StartRequest,
+    ),
+    Route(
+        "POST", "/jobs/stream", Handlers.stream, "Start an operation, or repeat the request exactly, and stream it",
+        (STREAM,), ADMISSION, (KEY, ACTION_HEADER), StartRequest,
+    ),
+    Route(
+        "POST", "/runs/stream", Handlers.stream_legacy, "The same for `run` alone",
+        (STREAM,), (LegacyRoute, *ADMISSION), (KEY, ACTION_HEADER), StartRequest,
+    ),
+    Route("GET", "/jobs/{action_id}", Handlers.show, "A job's record", (VIEW,), RECORD, (ACTION,)),
+    Route("GET", "/runs/{action_id}", Handlers.show, "A job's record", (VIEW,), RECORD, (ACTION,)),
+    Route(
+        "GET", "/jobs/{action_id}/events", Handlers.events, "A job's events from a cursor on",
+        (Answer(200, "A slice of them.", EventSlice), FOLLOWED), (*RECORD, InputInvalid, CursorInvalid),
+        (ACTION, CURSOR, LAST_EVENT),
+    ),
+    Route(
+        "POST", "/jobs/{action_id}/cancel", Handlers.cancel, "Stop a job and prove it",
+        (PROVED, STOPPING), (*RECORD, ActionMismatch, StopUnconfirmed), (ACTION, PREFER), CancelRequest,
+    ),
+    Route(
+        "POST", "/runs/{action_id}/cancel", Handlers.cancel, "Stop a job and prove it",
+        (PROVED, STOPPING), (*RECORD, ActionMismatch, StopUnconfirmed), (ACTION, PREFER), CancelRequest,
+    ),
+    Route(
+        "DELETE", "/jobs/{action_id}", Handlers.archive, "Archive a finished job; a tombstone stays",
+        (Answer(200, "Archived.", Archived),), (*RECORD, ConfirmationMissing, ActionRunning, ActionRetained),
+        (ACTION, CONFIRMATION),
+    ),
+)  # fmt: skip
 
 
 class Routes:
-    """The handlers and what they work with."""
+    """The table with its handlers at work."""
 
     def __init__(self, means: Means, jobs: Jobs, health: HealthReport) -> None:
-        self._means = means
-        self._jobs = jobs
-        self._health = health
-        self._archiver = Archiver(
-            means.journal, means.workspace, min_retention_s=means.settings.min_retention_s
-        )
-        self._streams: set[asyncio.Task[object]] = set()
+        self._handlers = Handlers(means, jobs, health, openapi.document(TABLE, version=VERSION))
 
-    @property
-    def _journal(self) -> Journal:
-        return self._means.journal
-
-    def table(self) -> list[Route]:
+    @staticmethod
+    def table() -> tuple[Route, ...]:
         """Every route of the server."""
-        return [
-            Route("GET", "/livez", self.live),
-            Route("GET", "/readyz", self.ready),
-            Route("GET", "/health", self.health),
-            Route("GET", "/jobs", self.list),
-            Route("POST", "/jobs", self.start),
-            Route("POST", "/runs", self.start_legacy),
-            Route("POST", "/jobs/stream", self.stream),
-            Route("POST", "/runs/stream", self.stream_legacy),
-            Route("GET", "/jobs/{action_id}", self.show),
-            Route("GET", "/runs/{action_id}", self.show),
-            Route("GET", "/jobs/{action_id}/events", self.events),
-            Route("POST", "/jobs/{action_id}/cancel", self.cancel),
-            Route("POST", "/runs/{action_id}/cancel", self.cancel),
-            Route("DELETE", "/jobs/{action_id}", self.archive),
-        ]
+        return TABLE
 
     def application(self, edge: Edge) -> web.Application:
         """The aiohttp application of the table."""
         app = web.Application(middlewares=[edge.middleware])
         app.on_response_prepare.append(finish_headers)
+        logging.getLogger("aiohttp.server").addFilter(keep_garbage_quiet)
         for route in self.table():
-            app.router.add_route(route.method, route.path, route.handler, expect_handler=edge.expect)
+            handler = MethodType(route.handler, self._handlers)
+            app.router.add_route(route.method, route.path, handler, expect_handler=edge.expect)
+        # The router's own answer to an unknown path would ask for the body of a caller without credentials.
+        rows = list(app.router.resources())
+        app.router.add_route("*", "/{rest:(?s:.*)}", partial(unrouted, rows), expect_handler=edge.expect)
         return app
 
     def close_streams(self) -> None:
         """Cut the readers that are still there, for the end of the supervisor."""
-        for task in self._streams:
-            task.cancel()
-
-    # --- health --------------------------------------------------------------------------------------------------
-
-    async def live(self, request: web.Request) -> web.StreamResponse:
-        """The event loop turns."""
-        return json_response({"status": "ok"})
-
-    async def ready(self, request: web.Request) -> web.StreamResponse:
-        """Whether new work would be taken; the why is in /health."""
-        ready = self._health.ready
-        return json_response({"status": "ready" if ready else "not_ready"}, status=200 if ready else 503)
-
-    async def health(self, request: web.Request) -> web.StreamResponse:
-        """The contract's health document."""
-        return json_response(self._health.document())
-
-    # --- starts --------------------------------------------------------------------------------------------------
-
-    async def start(self, request: web.Request) -> web.StreamResponse:
-        """Start or repeat, and wait for the end."""
-        return await self._start(request, legacy=False)
-
-    async def start_legacy(self, request: web.Request) -> web.StreamResponse:
-        """The same for ``run`` only."""
-        return await self._start(request, legacy=True)
-
-    async def stream(self, request: web.Request) -> web.StreamResponse:
-        """Start or repeat, and stream every event from 0."""
-        return await self._stream(request, legacy=False)
-
-    async def stream_legacy(self, request: web.Request) -> web.StreamResponse:
-        """The same for ``run`` only."""
-        return await self._stream(request, legacy=True)
-
-    async def _read_start(self, request: web.Request, *, legacy: bool) -> Start:
-        report = self._means.launcher.report
-        return await read_start(
-            request,
-            legacy=legacy,
-            operations=self._means.settings.allowed_operations,
-            crews=self._means.launcher.crew_ids,
-            registry_digest=report.registry_digest,
-            config_digest=self._means.config_digest,
-        )
-
-    async def _start(self, request: web.Request, *, legacy: bool) -> web.StreamResponse:
-        start = await self._read_start(request, legacy=legacy)
-        admission, job = await self._admit(request, start)
-        if job is None:
-            return await self._answer(admission.record, waited=False)
-        if preferences(request).respond_async:
-            headers = {"Location": f"/jobs/{start.new.action_id}", APPLIED_HEADER: "respond-async"}
-            return json_response(job.view(), status=202, headers=headers)
-        outcome = await self._jobs.wait(job)
-        return await self._answer(outcome.record, waited=True, timed_out=isinstance(outcome.cause, TimedOut))
-
-    async def _admit(self, request: web.Request, start: Start) -> tuple[Admission, Job | None]:
-        admission, job = await self._jobs.admit(start.new, start.input_json)
-        if not admission.fresh:
-            request[REPLAYED] = True
-        return admission, job
-
-    async def _answer(self, record: JobRecord, *, waited: bool, timed_out: bool = False) -> web.StreamResponse:
-        action_id = record.action_id
-        if record.status is Status.COMPLETED:
-            return json_response(await self._journal.output(record.row) or b"null")
-        if record.status is Status.CANCELLED:
-            raise ActionCancelled(f"Action {action_id} was cancelled", action_id=action_id)
-        if waited and timed_out:
-            raise ActionTimedOut(f"Action {action_id} reached its timeout and was stopped", action_id=action_id)
-        raise ActionFailed(f"Action {action_id} failed; its last event says how", action_id=action_id)
-
-    async def _stream(self, request: web.Request, *, legacy: bool) -> web.StreamResponse:
-        start = await self._read_start(request, legacy=legacy)
-        admission, job = await self._admit(request, start)
-        return await self._follow(request, admission.record, job, 0)
-
-    async def _follow(
-        self, request: web.Request, record: JobRecord, job: Job | None, cursor: int
-    ) -> web.StreamResponse:
-        feed = job.feed if job is not None else None
-        events = sse.follow(self._journal, record.row, cursor, feed=feed, count=record.event_count)
-        task = asyncio.current_task()
-        assert task is not None
-        self._streams.add(task)
-        try:
-            return await sse.respond(request, events, record.action_id)
-        finally:
-            self._streams.discard(task)
-
-    # --- one job -------------------------------------------------------------------------------------------------
-
-    async def _find(self, action_id: str) -> tuple[JobRecord, Job | None]:
-        job = self._jobs.get(action_id)
-        if job is not None and not job.ended.done():
-            return job.record, job
-        record = await self._journal.get(action_id)
-        if record is None:
-            raise UnknownAction(f"no retained job has Action id {action_id}", action_id=action_id)
-        return record, None
-
-    async def _view(self, record: JobRecord, job: Job | None) -> JobView:
-        if job is not None:
-            return job.view()
-        output = await self._journal.output(record.row) if record.status is Status.COMPLETED else None
-        return view_of(record, output=output)
-
-    async def list(self, request: web.Request) -> web.StreamResponse:
-        """Jobs, newest first, a page at a time."""
-        query = read_query(request)
-        page = await self._journal.list_jobs(
-            status=query.status,
-            crew_id=query.crew_id,
-            operation=query.operation,
-            before=query.before,
-            limit=query.limit,
-        )
-        views = []
-        for record in page.records:
-            job = self._jobs.get(record.action_id)
-            views.append(job.view() if job is not None and record.status is Status.RUNNING else view_of(record))
-        cursor = None if page.before is None else encode_cursor(page.before)
-        return json_response(JobList(jobs=views, next_cursor=cursor))
-
-    async def show(self, request: web.Request) -> web.StreamResponse:
-        """The record of a job."""
-        return json_response(await self._view(*await self._find(request.match_info["action_id"])))
-
-    async def events(self, request: web.Request) -> web.StreamResponse:
-        """The events from a cursor on, as a slice or, where SSE is accepted, as a stream."""
-        record, job = await self._find(request.match_info["action_id"])
-        count = job.feed.count if job is not None else record.event_count
-        if "text/event-stream" in request.headers.get("Accept", "").lower():
-            cursor = _cursor_after(request, count, record.action_id)
-            return await self._follow(request, record, job, cursor)
-        cursor = _cursor(request, count, record.action_id)
-        stored = await self._journal.events(
-            record.row, cursor, limit=self._means.settings.max_events_per_run, limit_bytes=SLICE_BYTES
-        )
-        views = [EventView(event=event.name, sequence=event.seq, data=msgspec.Raw(event.data)) for event in stored]
-        status = record.status
-        if views and views[-1].event in (Status.COMPLETED, Status.FAILED, Status.CANCELLED):
-            status = Status(views[-1].event)
-        return json_response(
-            EventSlice(
-                action_id=record.action_id,
-                cursor=cursor,
-                next_cursor=cursor + len(views),
-                status=status,
-                events=views,
-            )
-        )
-
-    async def cancel(self, request: web.Request) -> web.StreamResponse:
-        """Stop a job; answers once the stop is proved and recorded."""
-        body = convert(await read_json(request), CancelRequest)
-        if body.action_id != request.match_info["action_id"]:
-            raise ActionMismatch("the path and the body name different Actions", action_id=body.action_id)
-        record, job = await self._find(body.action_id)
-        if record.crew_id != body.crew_id:
-            raise UnknownAction(f"crew {body.crew_id!r} has no Action {body.action_id}", action_id=body.action_id)
-        if job is None:
-            return json_response(await self._view(record, None))
-        wait_s = preferences(request).wait_s
-        try:
-            async with asyncio.timeout(wait_s):
-                record = await self._jobs.cancel(job, reason=body.reason, actor=actor(request))
-        except (TimeoutError, StopUnconfirmed):
-            # Only a caller that asked for it gets a 2xx without proof: others take any 2xx for a confirmed stop.
-            if wait_s is None:
-                raise
-            headers = {"Location": f"/jobs/{body.action_id}", APPLIED_HEADER: f"wait={wait_s:g}"}
-            return json_response(job.view(), status=202, headers=headers)
-        return json_response(await self._view(record, None))
-
-    async def archive(self, request: web.Request) -> web.StreamResponse:
-        """Remove a finished job and leave a tombstone."""
-        action_id = request.match_info["action_id"]
-        if request.headers.get(CONFIRMATION_HEADER) != action_id:
-            raise ConfirmationMissing(f"{CONFIRMATION_HEADER} must repeat the Action id", action_id=action_id)
-        await self._archiver.archive(action_id, actor=actor(request))
-        return json_response(Archived(archived=True, action_id=action_id))
-
-
-def _cursor_after(request: web.Request, count: int, action_id: str) -> int:
-    """The cursor of a stream: behind Last-Event-ID where a reader comes back, else the parameter's."""
-    last = request.headers.get("Last-Event-ID", "").strip()
-    if not last:
-        return _cursor(request, count, action_id)
-    if not (last.isascii() and last.isdigit() and len(last) <= 15):
-        raise InputInvalid(f"Last-Event-ID {last[:40]!r} is no sequence number", action_id=action_id)
-    if int(last) >= count:
-        raise CursorInvalid(f"Last-Event-ID {last} is outside of 0..{count - 1}", action_id=action_id)
-    return int(last) + 1
-
-
-def _cursor(request: web.Request, count: int, action_id: str) -> int:
-    values = request.query.getall("cursor", ["0"])
-    try:
-        cursor = int(values[-1])
-    except ValueError:
-        raise InputInvalid(f"cursor {values[-1][:40]!r} is not an integer", action_id=action_id) from None
-    if not 0 <= cursor <= count:
-        raise CursorInvalid(f"cursor {cursor} is outside of 0..{count}", action_id=action_id)
-    return cursor
-
-
+        self._handlers.close_streams()

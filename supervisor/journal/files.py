@@ -23,6 +23,10 @@ RESTORE_EVERY_S = 1.0
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
+class JournalOwned(StartError):
+    """Another living process owns the journal."""
+
+
 def beside(path: Path, suffix: str) -> Path:
     """``journal.db`` and ``.lock`` give ``journal.db.lock``."""
     return path.with_name(path.name + suffix)
@@ -120,11 +124,6 @@ def _refuse_foreign_content(path: Path) -> None:
         if beside(path, ".reserve").exists():
             raise StartError(f"journal {path} is empty but was not before; restore it, or remove it and its .reserve")
         return
-    if start.lstrip().startswith(b"["):
-        raise StartError(
-            f"{path} looks like a runs.json of the reference server; its import comes with "
-            "`crew-supervisor journal import`, until then name another file"
-        )
     raise StartError(f"{path} is not a journal (no SQLite header); it was left as it is, restore or name another file")
 
 
@@ -171,7 +170,7 @@ def _flock(fd: int, path: Path, journal: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
             raise StartError(f"lock {path} cannot be taken: {error.strerror}") from None
-        raise StartError(f"journal {journal} is owned by {_owner_text(fd)}; stop it first") from None
+        raise JournalOwned(f"journal {journal} is owned by {_owner_text(fd)}; stop it first") from None
     locked, named = os.fstat(fd), os.stat(path, follow_symlinks=False)
     if (locked.st_dev, locked.st_ino) != (named.st_dev, named.st_ino):
         raise StartError(f"lock {path} was replaced while it was taken; start again")

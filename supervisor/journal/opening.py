@@ -12,11 +12,26 @@ import msgspec
 
 from protocol.errors import StartError
 from supervisor.journal import queries, schema
-from supervisor.journal.files import RESERVE_BYTES, Lock, Reserve, beside, prepare_directory, prepare_journal
+from supervisor.journal.files import (
+    RESERVE_BYTES,
+    JournalOwned,
+    Lock,
+    Reserve,
+    beside,
+    prepare_directory,
+    prepare_journal,
+)
+from supervisor.journal.importing import ImportReport, import_in_place
 from supervisor.journal.journal import Journal
 from supervisor.journal.readers import Readers
+from supervisor.journal.reference import LIMIT_BYTES
 from supervisor.journal.writer import Faults, Tally, Writer
+from supervisor.log import get_log
 from supervisor.processes import Identity, identify, is_alive, is_zombie
+
+_LOG = get_log(__name__)
+#: Action ids of one kind that a log line names.
+NAMED = 20
 
 
 def open_journal(
@@ -25,9 +40,11 @@ def open_journal(
     reserve_bytes: int = RESERVE_BYTES,
     faults: Faults | None = None,
     migrations: Sequence[Sequence[str]] = schema.MIGRATIONS,
+    import_limit_bytes: int = LIMIT_BYTES,
 ) -> Journal:
     """Take the journal at ``path``, creating it and its directory where missing.
 
+    A runs.json of the reference server there, of at most ``import_limit_bytes``, is imported first.
     Raises StartError, saying which path and what to do; a file that is refused is left as it is.
     """
     path = Path(os.path.abspath(path))
@@ -35,6 +52,9 @@ def open_journal(
     try:
         warnings = prepare_directory(path.parent)
         lock = Lock.acquire(path)
+        imported = import_in_place(path, limit_bytes=import_limit_bytes, migrations=migrations, faults=faults)
+        if imported is not None:
+            _say_imported(imported)
         prepare_journal(path)
         reserve = Reserve(beside(path, ".reserve"), reserve_bytes)
         return _open(path, lock, reserve, warnings=warnings, faults=faults, migrations=migrations)
@@ -44,6 +64,20 @@ def open_journal(
         if isinstance(error, sqlite3.Error | OSError):
             raise StartError(f"journal {path} cannot be opened ({error}); nothing in it was replaced") from error
         raise
+
+
+def _say_imported(report: ImportReport) -> None:
+    _LOG.info(
+        "reference_imported",
+        journal=report.source,
+        kept_as=report.kept_as,
+        jobs=report.jobs,
+        events=report.events,
+        interrupted=len(report.interrupted),
+        interrupted_actions=report.interrupted[:NAMED],
+        changed=len(report.changes),
+        changes=[f"{change.action_id}: {change.what}" for change in report.changes[:NAMED]],
+    )
 
 
 def _open(
@@ -107,9 +141,9 @@ def _refuse_living_owner(owner: Identity | None, path: Path) -> None:
     if owner is None or owner == identify(os.getpid()):
         return
     if is_alive(owner) and not is_zombie(owner.pid):
-        raise StartError(
+        raise JournalOwned(
             f"{path} is a copy of a running journal: its owner, pid {owner.pid}, is alive; stop that one first, "
-            "or make copies with `crew-supervisor journal backup`"
+            "or only read the copy (`crew-supervisor journal export`, `check`)"
         )
 
 

@@ -87,9 +87,9 @@ def tombstone(connection: sqlite3.Connection, action_id: str) -> Tombstone | Non
 
 
 def output(connection: sqlite3.Connection, row: int) -> bytes | None:
-    """Data of the ``completed`` event, None for a job that did not complete."""
+    """Data of the ``completed`` event, or what an imported record has instead; None for a job that did not complete."""
     found = connection.execute(
-        """SELECT data FROM jobs JOIN events ON job = row AND seq = event_count - 1
+        """SELECT coalesce(output, data) FROM jobs LEFT JOIN events ON job = row AND seq = event_count - 1
            WHERE row = ? AND status = 'completed'""",
         (row,),
     ).fetchone()

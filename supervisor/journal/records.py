@@ -21,6 +21,7 @@ class RowQuarantined(CrewError):
     """A stored row breaks a bound, so nothing is claimed about its job; its Action id stays a fence."""
 
     code = "row_quarantined"
+    status = 409
     title = "Journal row quarantined"
     retryable: ClassVar[bool] = False
 

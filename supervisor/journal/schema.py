@@ -64,7 +64,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             action_id TEXT PRIMARY KEY NOT NULL, request_hash TEXT NOT NULL, crew_id TEXT NOT NULL,
             operation TEXT NOT NULL, status TEXT NOT NULL, archived_at REAL NOT NULL) WITHOUT ROWID""",
     ),
+    # An imported record's output where it is not the data of the last event; NULL for every job of our own.
+    ("ALTER TABLE jobs ADD COLUMN output BLOB",),
 )
+#: The first version whose table jobs has the column output.
+OUTPUT_VERSION = 2
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -117,17 +121,27 @@ def check(connection: sqlite3.Connection, path: Path, version: int) -> int:
     found = _pragma(connection, "user_version")
     if application == 0 and found == 0 and not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
         return 0
-    if application != APPLICATION_ID or found < 1:
+    identify(connection, path, version)
+    if os.stat(path).st_size < QUICK_CHECK_BYTES:
+        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if verdict != "ok":
+            raise StartError(f"journal {path} is damaged ({verdict}); it was left as it is, restore a backup")
+    return found
+
+
+def identify(connection: sqlite3.Connection, path: Path, version: int) -> int:
+    """Return the schema version of a journal that is not empty.
+
+    Raises StartError for a database of another program or a schema newer than ``version``.
+    """
+    found = _pragma(connection, "user_version")
+    if _pragma(connection, "application_id") != APPLICATION_ID or found < 1:
         raise StartError(f"{path} is an SQLite database of another program; name another file")
     if found > version:
         raise StartError(
             f"journal {path} has schema version {found}, this program knows {version}; "
             f"start the newer version, or restore a copy that it kept"
         )
-    if os.stat(path).st_size < QUICK_CHECK_BYTES:
-        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if verdict != "ok":
-            raise StartError(f"journal {path} is damaged ({verdict}); it was left as it is, restore a backup")
     return found
 
 

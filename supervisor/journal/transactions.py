@@ -50,7 +50,9 @@ def admit(connection: sqlite3.Connection, job: NewJob, *, tally: Tally, retained
         return Admission(record, fresh=False)
     if tally.working >= retained_limit:
         raise JournalFull(
-            f"the journal retains {tally.working} jobs, the limit is {retained_limit}; archive some", retry_after_s=60
+            f"the journal retains {tally.working} jobs, the limit is {retained_limit}; archive some",
+            action_id=job.action_id,
+            retry_after_s=60,
         )
     values = msgspec.structs.asdict(job)
     row = connection.execute(_INSERT_JOB, [values[name] for name in _NEW_JOB_FIELDS]).lastrowid

@@ -40,7 +40,7 @@ log = get_log(__name__)
 
 
 class Run:
-    """Drives one job. ``execute`` returns once the job has its terminal record."""
+    """Drives one job. ``execute`` returns in the very step in which readers see the terminal record; then ``clean``."""
 
     def __init__(self, job: Job, means: Means) -> None:
         self._job = job
@@ -67,6 +67,10 @@ class Run:
         evidence = await self._stop(decision, cause)
         decision, output = await finish.keep(job, self._means, decision, cause)
         await self._record(decision, cause, evidence, output)
+
+    async def clean(self) -> None:
+        """Remove the directories of a job that has ended."""
+        await asyncio.to_thread(self._means.workspace.remove_job, self._job.record.row)
 
     async def _until_granted(self) -> Cause | None:
         await first(self._job.granted.wait(), self._job.mailbox.wait())
@@ -161,4 +165,3 @@ class Run:
             stop_ms=evidence.elapsed_ms,
         )
         job.ended.set_result(Outcome(record=job.record, cause=cause))
-        await asyncio.to_thread(self._means.workspace.remove_job, job.record.row)

@@ -1,0 +1,100 @@
+"""Writes the documents that are made from tables: ``python -m docs.generate``."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import supervisor
+from protocol.errors import CrewError
+from supervisor.http.declare import EVERYWHERE, UNROUTED, Route
+from supervisor.http.routes import Routes
+
+ERRORS = Path(__file__).with_name("errors.md")
+
+#: Codes that no HTTP answer has, and where they are met instead.
+ELSEWHERE = {
+    "artifact_refused": "the last event of a `train` job",
+    "command_refused": "`crew-supervisor journal`",
+    "config_invalid": "the log at the start, exit status 2",
+    "illegal_transition": "the log",
+    "launch_failed": "the log; the job fails and nothing was dispatched",
+    "protocol_violation": "the log; the job fails",
+    "start_refused": "the log at the start, exit status 3",
+    "template_failed": "the log at the start (exit status 3) or at a reload",
+}
+#: The root's own code: a fault of the supervisor itself, which any route may have and none should.
+FAULT = "internal"
+
+HEAD = """# Errors
+
+Made by `python -m docs.generate` from the classes of errors and the route table; a test compares.
+
+Every error over HTTP is a problem document (RFC 9457, `application/problem+json`): `code` is stable, `detail` is for
+people, `action_id` is there where one Action is meant, and `type` is `urn:crew-supervisor:error:` and the code.
+*Again* says whether the same request may be sent again unchanged; `Retry-After` says when, if it is there.
+Bytes that are no HTTP request get a plain-text 400 and a closed connection.
+"""
+
+
+def error_classes() -> list[type[CrewError]]:
+    """Every class of errors that has a code of its own, by status and code."""
+    for module in pkgutil.walk_packages(supervisor.__path__, "supervisor."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    named = [error for error in _below(CrewError) if "code" in vars(error)]
+    return sorted(named, key=lambda error: (error.status, error.code))
+
+
+def _below(root: type[CrewError]) -> Iterator[type[CrewError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _below(child)
+
+
+def routes_of(error: type[CrewError]) -> list[Route]:
+    """The rows of the route table that have the error."""
+    return [route for route in Routes.table() if error in route.all_errors]
+
+
+def errors_document() -> str:
+    """Text of errors.md."""
+    classes = error_classes()
+    answered = [error for error in classes if error.code not in ELSEWHERE]
+    lines = [HEAD, "## Over HTTP", "", "| status | code | what it means | again | where |", "|---|---|---|---|---|"]
+    for error in answered:
+        again = "yes" if error.retryable else "no"
+        lines.append(f"| {error.status} | `{error.code}` | {_meaning(error)} | {again} | {_where(error)} |")
+    lines += ["", "## Elsewhere", "", "| code | what it means | where |", "|---|---|---|"]
+    for error in sorted(classes, key=lambda error: error.code):
+        if error.code in ELSEWHERE:
+            lines.append(f"| `{error.code}` | {_meaning(error)} | {ELSEWHERE[error.code]} |")
+    return "\n".join(lines) + "\n"
+
+
+def _meaning(error: type[CrewError]) -> str:
+    text = "A fault of the supervisor itself; its log names the place." if error.code == FAULT else error.__doc__ or ""
+    first = " ".join(text.split("\n\n")[0].split())
+    return f"**{error.title}.** {first}".replace("|", "\\|").replace("``", "`")
+
+
+def _where(error: type[CrewError]) -> str:
+    rows = routes_of(error)
+    if error.code == FAULT:
+        return "any, and no request should meet it"
+    if error in UNROUTED:
+        return "no route"
+    if error in EVERYWHERE:
+        return "any"
+    closed = [route for route in Routes.table() if not route.open]
+    if rows == closed:
+        return "any but the open ones"
+    if rows == [route for route in closed if route.method != "GET"]:
+        return "any but `GET`"
+    return ", ".join(f"`{route.method} {route.path}`" for route in rows)
+
+
+if __name__ == "__main__":
+    ERRORS.write_text(errors_document(), encoding="utf-8")

@@ -1,0 +1,36 @@
+"""The command line. Only this package imports click and rich; ``serve`` does without it (``supervisor.__main__``)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from supervisor.cli.configuration import config_group
+from supervisor.cli.journal import journal_group
+from supervisor.cli.shared import config_option
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="crew-supervisor")
+def cli() -> None:
+    """Run CrewAI jobs in processes of their own, and stop them for certain."""
+
+
+@cli.command()
+@config_option
+def serve(config_path: Path | None) -> None:
+    """Serve until SIGTERM."""
+    from supervisor.__main__ import serve as run
+
+    sys.exit(run(config_path))
+
+
+cli.add_command(config_group)
+cli.add_command(journal_group)
+
+
+def main() -> None:
+    """Entry point of every command but ``serve``."""
+    cli(prog_name="crew-supervisor")

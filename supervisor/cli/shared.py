@@ -1,0 +1,36 @@
+"""What every command has in common: exit statuses, the configuration's option, how a refusal is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from protocol.errors import CrewError
+from supervisor.config.table import CONFIG_VARIABLE
+
+#: What was asked for failed, or something was found.
+EXIT_FAILED = 1
+#: Wrong usage, or a configuration that a server would refuse.
+EXIT_USAGE = 2
+#: Another process owns what the command needs.
+EXIT_CONFLICT = 4
+
+config_option = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help=f"TOML file with the settings; else the one that {CONFIG_VARIABLE} names.",
+)
+
+
+def say_refusal(what: str, error: CrewError, *, as_json: bool = False) -> None:
+    """Print why ``what`` was refused: one line on stderr, or one JSON document on stdout."""
+    if as_json:
+        click.echo(json.dumps({"ok": False, "error": {"code": error.code, "detail": error.detail}}, indent=2))
+    else:
+        text = Text(f"{what}: ", style="bold red") + Text(error.detail, style="default")
+        Console(stderr=True).print(text, soft_wrap=True)

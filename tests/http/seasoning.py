@@ -1,0 +1,72 @@
+"""Makes generated requests meaningful: real credentials, crews, operations and Action ids in a good share of them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from schemathesis import Case
+
+from tests.support.server import TOKEN
+
+#: Crews that end by themselves, soon; and one that nobody has.
+CREWS = ("instant", "echo", "streaming", "failing", "batch_of_one", "async_knowledge", "factory_raises", "not_a_crew",
+         "crash", "sleeper", "nobody")  # fmt: skip
+#: Runs until it is cancelled; nobody waits for it.
+LONG = "async_sleeper"
+ACTIONS = 600
+INPUTS: dict[str, dict[str, Any]] = {
+    "run": {"seconds": 0.1, "chunks": 3},
+    "batch_run": {"inputs": [{}, {"x": 1}]},
+    "replay": {"task_id": "t"},
+    "train": {"n_iterations": 1, "artifact_name": "m.pkl", "overwrite": True},
+    "test": {"n_iterations": 1, "eval_llm": "judge"},
+    "knowledge_query": {"query": ["what"]},
+    "memory_reset": {"command_type": "memory"},
+}
+CREDENTIALS = (f"Bearer {TOKEN}",) * 18 + ("Bearer wrong", None)
+#: The share of requests that stay as they were generated, credentials aside.
+AS_GENERATED = 0.2
+
+
+def season(case: Case, dice: random.Random) -> None:
+    """Make of a generated request one that a client with some sense would send, more often than not."""
+    _set_header(case, "Authorization", dice.choice(CREDENTIALS))
+    if case.path_parameters and case.path_parameters.get("action_id") in {".", ".."}:
+        case.path_parameters["action_id"] = "dots"  # no client can send them
+    if dice.random() < AS_GENERATED:
+        return
+    number = dice.randrange(ACTIONS)
+    name, crew = (f"long-{number % 60}", LONG) if number % 3 == 0 else (f"a-{number}", CREWS[number % len(CREWS)])
+    if case.path_parameters:
+        case.path_parameters["action_id"] = name
+    if case.path.endswith("/cancel") and isinstance(case.body, dict):
+        case.body = {**case.body, "action_id": name, "crew_id": crew}
+        _set_header(case, "Prefer", dice.choice((None, None, "wait=0")))
+    elif case.method == "POST" and isinstance(case.body, dict):
+        _season_start(case, dice, name, crew)
+    elif case.method == "DELETE":
+        _set_header(case, "X-AIP-Archive-Confirmation", dice.choice((name, name, "another")))
+    elif case.path.endswith("/events") and crew != LONG and dice.random() < 0.5:
+        _set_header(case, "Accept", "text/event-stream")
+
+
+def _season_start(case: Case, dice: random.Random, name: str, crew: str) -> None:
+    operation = dice.choice((*("run",) * 12, *INPUTS))
+    given = INPUTS[operation] if dice.random() < 0.8 else case.body.get("input", {})
+    timeout_ms = dice.choice((*(None,) * 8, 5000, case.body.get("timeout_ms")))
+    case.body = {"action_id": name, "crew_id": crew, "operation": operation, "input": given, "timeout_ms": timeout_ms}
+    _set_header(case, "Idempotency-Key", dice.choice((*("k",) * 9, "other")))
+    _set_header(case, "Prefer", dice.choice((None, None, "respond-async")))
+    if crew in {"sleeper", LONG}:
+        case.body["timeout_ms"] = 50
+    if crew == LONG and "stream" not in case.path:
+        case.body |= {"operation": "run", "input": {"seconds": 30}, "timeout_ms": None}
+        _set_header(case, "Prefer", "respond-async")
+
+
+def _set_header(case: Case, name: str, value: str | None) -> None:
+    if value is None:
+        case.headers.pop(name, None)
+    else:
+        case.headers[name] = value

@@ -1,0 +1,77 @@
+"""The supported Pythons of this machine, and virtual environments of them that can run a server of fake crews."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.server import ROOT
+
+VERSIONS = ("3.11", "3.12", "3.13")
+#: Ask for the other versions with this variable, or with CI: making an environment costs a download.
+ASKED = "CREW_TESTS_PYTHONS"
+#: What a server without CrewAI imports, and its command line.
+NEEDED = ("aiohttp", "click", "msgspec", "prometheus-client", "psutil", "rfc8785", "rich")
+INSTALL_S = 300
+#: Prefix for Server: executes its own interpreter in the place of the one that it is given.
+_INSTEAD = "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+
+
+def asked() -> bool:
+    """Whether every version is to be tested."""
+    return bool(os.environ.get(ASKED) or os.environ.get("CI"))
+
+
+def running() -> str:
+    """The version that runs these tests, ``3.11``."""
+    return ".".join(platform.python_version_tuple()[:2])
+
+
+def found() -> dict[str, Path]:
+    """An interpreter of each supported version that there is, by its version; the running one among them."""
+    interpreters = {running(): Path(sys.executable)}
+    for version in VERSIONS:
+        if version not in interpreters and (path := _find(version)) is not None:
+            interpreters[version] = path
+    return dict(sorted(interpreters.items()))
+
+
+def _find(version: str) -> Path | None:
+    candidates = [shutil.which(f"python{version}", path=entry) for entry in os.get_exec_path()]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates += [str(path) for path in sorted(pyenv.glob(f"{version}.*/bin/python"))]
+    for candidate in candidates:
+        # A pyenv shim is there for every version and works for the chosen ones only.
+        if candidate is not None and _version_of(candidate) == version:
+            return Path(candidate)
+    return None
+
+
+def _version_of(path: str) -> str | None:
+    script = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        made = subprocess.run([path, "-c", script], capture_output=True, text=True, timeout=30, check=True)
+        return made.stdout.strip()
+    return None
+
+
+def environment(version: str, interpreter: Path, directory: Path) -> Path:
+    """The interpreter of an environment of ``version`` with what a server needs. Raises CalledProcessError."""
+    if version == running():
+        return interpreter
+    home = directory / f"python{version}"
+    subprocess.run([interpreter, "-m", "venv", home], check=True, timeout=INSTALL_S)
+    python = home / "bin" / "python"
+    install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt")]
+    subprocess.run([str(python), *install, *NEEDED], check=True, timeout=INSTALL_S)
+    return python
+
+
+def instead(python: Path) -> tuple[str, ...]:
+    """``prefix`` of a Server that runs under ``python``; nothing for the running one."""
+    return () if python == Path(sys.executable) else (str(python), "-c", _INSTEAD)
