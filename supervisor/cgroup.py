@@ -6,8 +6,10 @@ Source: Linux, Documentation/admin-guide/cgroup-v2.rst (cgroup.kill, cgroup.even
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -110,6 +112,19 @@ class Tree:
 
     def __init__(self, base: Leaf) -> None:
         self.base = base
+        self._lock = -1
+
+    def lock(self) -> None:
+        """Own the branch. Raises StartError when another supervisor does, OSError."""
+        self._lock = os.open(self.base.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise StartError(
+                f"cgroup {self.base.path} belongs to a running supervisor: this journal is a copy of its journal; "
+                "start on the original, or on a new journal"
+            ) from None
 
     def leaf(self, name: str) -> Leaf:
         """Handle of the leaf ``name``, made or not."""
@@ -129,6 +144,9 @@ class Tree:
         """Remove the branch itself once it is empty; what is left in it keeps it."""
         with contextlib.suppress(OSError):
             self.base.remove()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 def _mounted_at() -> list[tuple[Path, str]]:
@@ -168,6 +186,7 @@ def open_tree(root: Path | None, instance_id: str) -> Tree:
     tree = Tree(base)
     try:
         base.path.mkdir(exist_ok=True)
+        tree.lock()
         _probe(tree)
     except OSError as error:
         tree.remove()
@@ -178,14 +197,9 @@ def open_tree(root: Path | None, instance_id: str) -> Tree:
 def _probe(tree: Tree) -> None:
     leaf = tree.leaf("probe")
     leaf.path.mkdir(exist_ok=True)
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        # Only async-signal-safe work here: other threads may hold locks.
-        os.close(writer)
-        os.read(reader, 1)
-        os._exit(0)
-    os.close(reader)
+    # Spawned and not forked: our own threads may hold locks. It sleeps until it is killed.
+    victim = [sys.executable, "-I", "-S", "-c", "import signal; signal.pause()"]
+    pid = os.posix_spawn(sys.executable, victim, {})
     try:
         leaf.add(pid)
         if not leaf.populated() or not leaf.holds(pid):
@@ -199,5 +213,4 @@ def _probe(tree: Tree) -> None:
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        os.close(writer)
         leaf.remove()

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 #: Tail kept in memory for readers that keep up; one that is behind it reads the journal.
 TAIL_BYTES = 1 << 20
@@ -89,7 +90,7 @@ class Feed:
         first = self._tail[0].sequence if self._tail else self.count
         if cursor < first:
             return None
-        return [self._tail[index] for index in range(cursor - first, len(self._tail))]
+        return list(islice(self._tail, cursor - first, None))
 
     async def wait(self, cursor: int) -> None:
         """Wait until there is an event at ``cursor`` or the feed has ended."""

@@ -145,7 +145,7 @@ class Supervisor:
             standby=settings.standby,
             launch_timeout_s=settings.launch_timeout_s,
             registry_timeout_s=settings.registry_timeout_s,
-            environment=worker_environment(os.environ),
+            environment=worker_environment(os.environ) | {"CREWAI_STORAGE_DIR": str(work_dir / "template")},
             open_files=open_files,
             output_directory=work_dir,
         )

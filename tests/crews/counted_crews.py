@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from tests.crews import fake_crews as fakes
@@ -45,7 +46,7 @@ class Ticking:
 
 
 class Closing:
-    """Sleeps on the event loop; a cancel makes it close for ``inputs.closing_s`` seconds, longer than any grace."""
+    """Sleeps on the event loop. A cancel makes it touch ``inputs.closes`` and close for a minute."""
 
     async def akickoff(self, inputs: Mapping[str, Any]) -> None:
         import asyncio
@@ -53,7 +54,16 @@ class Closing:
         try:
             await asyncio.sleep(60)
         finally:
-            time.sleep(float(inputs["closing_s"]))
+            Path(inputs["closes"]).touch()
+            await asyncio.sleep(60)
+
+
+class BeatingSleeper:
+    """Leaves a heartbeat daemon behind and sleeps."""
+
+    def kickoff(self, inputs: Mapping[str, Any]) -> Any:
+        fakes.Daemon().kickoff(inputs)
+        return fakes.Sleeper().kickoff(inputs)
 
 
 class Knowing:
@@ -75,5 +85,6 @@ CREWS: dict[str, Callable[[], Any]] = {
     },
     "ticking": counted(Ticking),
     "closing": counted(Closing),
+    "beating_sleeper": counted(BeatingSleeper),
     "knowing": Knowing,
 }

@@ -44,7 +44,7 @@ class Closer:
             await asyncio.sleep(PATIENCE_S)
         except asyncio.CancelledError:
             Path(inputs["closing"]).touch()
-            while _may_wait(inputs["release"]):
+            while _may_wait(inputs["release"]):  # noqa: ASYNC110 - the file comes from another process
                 await asyncio.sleep(POLL_S)
             if not inputs.get("answers"):
                 raise

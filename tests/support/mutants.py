@@ -1,4 +1,4 @@
-"""A server with one mechanism of the stop broken: ``python -m tests.support.mutants NAME serve --config FILE``.
+"""A server with one mechanism broken: ``python -m tests.support.mutants NAME serve --config FILE``.
 
 The product has no switch for any of this. A check that passes on a mutant checks nothing.
 """
@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 from supervisor import __main__ as entry
+from supervisor.run.recorder import Recorder
 from supervisor.stop import Stop
 
 #: How long after its lie ``late`` kills, seconds.
 LATE_S = 0.1
+#: How long after it was shown ``hasty`` commits an event, seconds.
+HASTY_S = 0.03
 
 
 def replace(owner: type, name: str, value: Any) -> None:
@@ -41,7 +45,21 @@ def late() -> None:
     replace(Stop, "_strike", lambda stop, leaf: asyncio.get_running_loop().call_later(LATE_S, kill, stop, leaf))
 
 
-MUTANTS: dict[str, Callable[[], None]] = {"toothless": toothless, "blind": blind, "late": late}
+def hasty() -> None:
+    """Events are shown before they are durable."""
+
+    async def run(recorder: Recorder) -> None:
+        while recorder._pending:
+            batch, first = tuple(recorder._pending), recorder._feed.count
+            recorder._committed(len(batch))
+            await asyncio.sleep(HASTY_S)
+            await recorder._journal.append_events(recorder._row, first, batch, at=time.time())
+        recorder._flush = None
+
+    replace(Recorder, "_run", run)
+
+
+MUTANTS: dict[str, Callable[[], None]] = {"toothless": toothless, "blind": blind, "late": late, "hasty": hasty}
 
 
 if __name__ == "__main__":

@@ -42,9 +42,10 @@ def observe(client: Client, action_id: str, heartbeats: Path) -> Work:
 
 def violations(work: Work, stop: Mapping[str, Any]) -> list[str]:
     """What contradicts the evidence ``stop``. Empty: the work was killed, and all of it before ``confirmed_at``."""
+    broken = still_beating(work.heartbeats)
     to_unix_ns = unix_offset_ns()
     beats = procs.read_beats(work.heartbeats)
-    broken = still_alive(beats)
+    broken += still_alive(beats)
     if procs.alive(work.pid, work.start_ticks):
         broken.append(f"worker {work.pid} is still alive")
     broken += [f"process {pid} is still in {work.cgroup}" for pid in in_cgroup(work.cgroup)]
@@ -53,7 +54,7 @@ def violations(work: Work, stop: Mapping[str, Any]) -> list[str]:
     elif beats and beats[-1].at_ns + to_unix_ns > stop["confirmed_at"] * 1e9 + SLEWING_NS:
         late_ms = (beats[-1].at_ns + to_unix_ns) / 1e6 - stop["confirmed_at"] * 1e3
         broken.append(f"the last heartbeat came {late_ms:.3f} ms after confirmed_at")
-    return broken + still_beating(work.heartbeats)
+    return broken
 
 
 def still_alive(beats: Iterable[Beat]) -> list[str]:
