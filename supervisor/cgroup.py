@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from protocol.errors import StartError
-from supervisor.processes import cgroup_of
+from supervisor.processes import cgroup_of, process_of
 
 #: How long the probe at start waits for its victim to be gone, seconds.
 PROBE_DEADLINE_S = 5.0
@@ -73,12 +73,19 @@ class Leaf:
         return "populated 1" in text
 
     def pids(self) -> list[int]:
-        """Processes in here and in nested cgroups (cgroup.procs is not recursive)."""
+        """Processes in here and in nested cgroups (the kernel's lists are not recursive).
+
+        A process that moved in after its leader thread had exited is in no cgroup.procs; its threads tell of it.
+        """
+        listed = self._listed("cgroup.procs")
+        return listed or list({process_of(tid) for tid in self._listed("cgroup.threads")})
+
+    def _listed(self, name: str) -> list[int]:
         found: list[int] = []
         for directory, _, _ in os.walk(self.path):
             # EOPNOTSUPP: a threaded cgroup's processes are listed at its domain.
             with contextlib.suppress(OSError):
-                found += [int(pid) for pid in (Path(directory) / "cgroup.procs").read_text(encoding="ascii").split()]
+                found += [int(pid) for pid in (Path(directory) / name).read_text(encoding="ascii").split()]
         return found
 
     def holds(self, pid: int) -> bool:

@@ -17,9 +17,9 @@ from tests.support.procs import alive, wait_until
 
 #: Its leader thread exits while another thread sleeps on: a zombie by its state, and alive.
 HEADLESS = """
-import ctypes, threading, time
+import ctypes, sys, threading, time
 threading.Thread(target=time.sleep, args=(60,)).start()
-print("ready", flush=True)
+sys.stdin.read()
 ctypes.CDLL(None).pthread_exit(None)
 """
 SLEEPER = "print('ready', flush=True); import signal; signal.pause()"
@@ -76,12 +76,18 @@ def test_processes_of_nested_cgroups_are_listed_and_removed_depth_first(tree: Tr
     assert not leaf.exists()
 
 
-def test_a_process_without_its_leader_thread_needs_the_sweep(tree: Tree) -> None:
+@pytest.mark.parametrize("moved_in", ["before", "after"])
+def test_a_process_without_its_leader_thread_needs_the_sweep(tree: Tree, moved_in: str) -> None:
     leaf = tree.make("job-3.1")
-    with _start(HEADLESS) as process:
-        leaf.add(process.pid)
+    with subprocess.Popen([sys.executable, "-I", "-c", HEADLESS], stdin=subprocess.PIPE) as process:
+        if moved_in == "before":
+            leaf.add(process.pid)
+        assert process.stdin is not None
+        process.stdin.close()
         stat = Path(f"/proc/{process.pid}/stat")
         wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", 5, "the leader thread has exited")
+        if moved_in == "after":
+            leaf.add(process.pid)
         assert alive(process.pid), "state Z, but a thread lives"
         leaf.kill()
         assert leaf.populated(), "cgroup.kill alone passes over it"

@@ -13,7 +13,7 @@ from worker import loaded, outputs, stores
 from worker.operations.job import Job
 from worker.registry import KICKOFF_METHODS
 
-#: The first that a crew has is used: the inputs' threads overlap in the first; the last loses a CrewAI crew's knowledge.
+#: The first that a crew has is used. The inputs overlap in the first; the last loses the knowledge of a CrewAI crew.
 BATCH_METHODS = ("kickoff_for_each_async", "kickoff_for_each", "akickoff_for_each")
 
 #: What a plain generator returned, where it returned nothing.
