@@ -219,7 +219,9 @@ class Routes:
         record, job = await self._find(body.action_id)
         if record.crew_id != body.crew_id:
             raise UnknownAction(f"crew {body.crew_id!r} has no Action {body.action_id}", action_id=body.action_id)
-        if job is not None:
+        if job is None:
+            await self._jobs.note_late_cancel(record, reason=body.reason, actor=actor(request))
+        else:
             record = await self._jobs.cancel(job, reason=body.reason, actor=actor(request))
         return json_response(await self._view(record, None))
 

@@ -290,7 +290,9 @@ def test_a_cancel_during_the_linger_returns_the_completed_job(
     work = world.observe(client, "lingers", heartbeats)
     procs.wait_until(lambda: not procs.alive(work.pid, work.start_ticks), WAIT_S, "the worker has ended")
     assert phase(client, "lingers") == "running"
+    asked = time.monotonic()
     view = client.cancel("lingers", "patient", reason="during the linger").expect(200)
+    assert time.monotonic() - asked < LONG_LINGER_S / 2, "a cancel ends the linger"
     assert world.violations(work, view["stop"]) == []
     assert (view["status"], view["uncertain_outcome"]) == ("completed", False)
     assert view["output"] == started.result().expect(200)
@@ -330,3 +332,23 @@ def test_a_job_whose_escaped_worker_holds_its_pipe_can_be_cancelled(client: Clie
     assert world.violations(work, view["stop"]) == []
     assert world.after(heartbeats, last.received_ns) == []
     assert (view["status"], view["stop"]["processes_killed"]) == ("cancelled", 2)
+
+
+def test_a_process_that_left_the_cgroup_of_its_job_is_hunted_and_named(
+    server: Server, client: Client, tmp_path: Path
+) -> None:
+    heartbeats, moved = tmp_path / "beats", tmp_path / "moved"
+    outside = Path(server.wait_log("stop_method")["cgroup"]).parent
+    given = {"heartbeat": str(heartbeats), "then": "block", "cgroup": str(outside), "moved": str(moved)}
+    with client.stream("strays", "escapee", input=given) as stream:
+        work = world.observe(client, "strays", heartbeats)
+        procs.wait_until(moved.exists, WAIT_S, "it has left the leaf")
+        escaped = procs.read_beats(heartbeats)[0].pid
+        assert escaped not in world.in_cgroup(work.cgroup)
+        view = client.cancel("strays", "escapee").expect(200)
+        last = stream.rest()[-1]
+    stop = view["stop"]
+    assert world.violations(work, stop) == []
+    assert world.after(heartbeats, last.received_ns) == []
+    assert (view["status"], stop["confirmed"], stop["processes_killed"]) == ("cancelled", True, 1)
+    assert [stray["pid"] for stray in stop["strays"]] == [escaped]

@@ -104,8 +104,10 @@ def test_a_cancel_ends_the_operation_its_model_call_and_its_daemon(
     view, stop = stopped.view, stopped.view["stop"]
     assert (view["status"], view["phase"], view["uncertain_outcome"]) == ("cancelled", "done", True)
     assert (stop["confirmed"], stop["method"], stop["processes_left"]) == (True, "cgroup", 0)
-    assert (stop["worker"]["exit_signal"], stop["worker"]["exit_code"]) == ("SIGKILL", None)
-    assert stop["processes_killed"] >= 2, "the worker and its daemon"
+    exit_status = stop["worker"]["exit_signal"] or stop["worker"]["exit_code"]
+    # A batch waits for its threads on an event loop: that much can be closed in the grace, before the kill or after.
+    assert exit_status in (("SIGKILL", 0) if operation == "batch_run" else ("SIGKILL",))
+    assert stop["processes_killed"] >= (1 if exit_status == 0 else 2), "the daemon, and the worker unless it had ended"
     assert stop["requested_at"] <= stop["confirmed_at"] <= view["ended_at"]
     assert stopped.last_event.event == "cancelled"
     assert stopped.last_event.data == {"status": "cancelled", "uncertain_outcome": True, "stop": stop}

@@ -114,7 +114,8 @@ class Server:
 
     ``registry``: ``module:attribute``, importable from the repository's root or ``python_path``. ``settings``: TOML
     settings that replace or extend the defaults below; None removes one. ``environment`` likewise. ``mutant``: a name
-    in ``tests.support.mutants``, for a server with that mechanism switched off.
+    in ``tests.support.mutants``, for a server with that mechanism switched off. ``prefix``: a command that executes
+    the rest of its arguments in its own place, to start the server under other circumstances.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Server:
         python_path: tuple[Path, ...] = (),
         token: str | None = TOKEN,
         mutant: str | None = None,
+        prefix: tuple[str, ...] = (),
     ) -> None:
         self.directory = directory
         self.state_file = directory / "state" / "journal.db"
@@ -138,6 +140,7 @@ class Server:
         self.environment: dict[str, str | None] = dict(environment or {})
         self.python_path = python_path
         self._program = ["supervisor"] if mutant is None else ["tests.support.mutants", mutant]
+        self._prefix = prefix
         self.mark = uuid.uuid4().hex
         self.host = ""
         self.port = 0
@@ -160,7 +163,7 @@ class Server:
         self._write_config()
         self.returncode = None
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *self._program, "serve", "--config", str(self.config_file)],
+            [*self._prefix, sys.executable, "-m", *self._program, "serve", "--config", str(self.config_file)],
             cwd=self.directory,
             env=self._environment(),
             stdin=subprocess.DEVNULL,
