@@ -28,7 +28,7 @@ class Sanitizer:
     """Makes JSON-safe copies, one instance per document; stops with TooLarge once the copy must exceed ``limit_bytes``.
 
     Non-finite numbers become null, lone surrogates U+FFFD, values below MAX_DATA_DEPTH text, cycles ``"<cycle>"``,
-    pydantic models their JSON dump, dataclasses and mappings objects, lists, tuples and sets arrays, anything else text.
+    pydantic models their JSON dump, dataclasses and mappings objects, lists, tuples and sets arrays, all else text.
     """
 
     def __init__(self, limit_bytes: int) -> None:
