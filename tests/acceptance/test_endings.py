@@ -287,7 +287,7 @@ def test_a_cancel_during_the_linger_returns_the_completed_job(
 ) -> None:
     heartbeats = tmp_path / "beats"
     started = pool.submit(client.start, "lingers", "patient", input={"heartbeat": str(heartbeats)})
-    work = world.observe(client, "lingers", heartbeats)
+    work = world.observe(client, "lingers", heartbeats, may_have_ended=True)
     procs.wait_until(lambda: not procs.alive(work.pid, work.start_ticks), WAIT_S, "the worker has ended")
     assert phase(client, "lingers") == "running"
     asked = time.monotonic()
