@@ -46,7 +46,12 @@ class Client:
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
-        sent = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json", **(headers or {})}
+        sent = {
+            "Authorization": f"Bearer {self._token}",
+            "Content-Type": "application/json",
+            "Connection": "close",
+            **(headers or {}),
+        }
         connection.request(method, path, None if body is None else json.dumps(body), sent)
         return connection.getresponse()
 

@@ -53,9 +53,13 @@ def parent(pid: int) -> int | None:
 
 
 def alive(process: Process) -> bool:
-    """Whether that very process can still run code; a zombie cannot."""
+    """Whether that very process can still run code. A zombie cannot, unless only its first thread has ended."""
     fields = _stat(process.pid)
-    return bool(fields) and int(fields[19]) == process.start_ticks and fields[0] not in "ZX"
+    if not fields or int(fields[19]) != process.start_ticks:
+        return False
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return fields[0] not in "ZX" or len(os.listdir(f"/proc/{process.pid}/task")) > 1
+    return False
 
 
 def beats(path: Path) -> list[Beat]:

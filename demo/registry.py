@@ -21,8 +21,8 @@ BLOCK_S = 60.0
 #: Between two words of ``newsroom``, so that a person sees them come.
 PACE_S = 0.04
 
-FACTS = "A worker bee visits some 2000 flowers a day. A hive eats 30 kg of honey a winter. Bees sleep."
-STORY = "Two thousand flowers a day, thirty kilos of honey a winter, and at night they sleep."
+FACTS = "A bee sees 2000 flowers a day. A hive eats 30 kg of honey a winter."
+STORY = "Two thousand flowers a day, thirty kilos a winter, and then they sleep."
 
 
 def _agent(role: str, script: Script, *, pace_s: float = 0.0, tools: tuple[Any, ...] = ()) -> Agent:
@@ -41,7 +41,7 @@ def newsroom() -> Crew:
     return Crew(name="newsroom", agents=[reporter, writer], tasks=[collect, write])
 
 
-@tool("light_the_lamp")
+@tool("light_the_lamp")  # type: ignore[untyped-decorator]
 def light_the_lamp(path: str) -> str:
     """Start a process that writes heartbeats to a file."""
     subprocess.run([sys.executable, "-I", "-S", HEARTBEAT, path], check=True, stdin=subprocess.DEVNULL, timeout=30)
@@ -62,7 +62,7 @@ def lookout() -> Crew:
     return Crew(name="lookout", agents=[watchman], tasks=[watch])
 
 
-@tool("charge_card")
+@tool("charge_card")  # type: ignore[untyped-decorator]
 def charge_card(ledger: str, invoice: str) -> str:
     """Charge the card of an invoice: one line in the ledger for every time this runs."""
     with open(ledger, "a", encoding="utf-8") as file:

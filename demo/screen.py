@@ -16,9 +16,7 @@ class Screen:
     def __init__(self) -> None:
         self.claims = 0
         self.broken = 0
-        self._coloured = (
-            sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") != "dumb"
-        )
+        self._coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") != "dumb"
 
     def paint(self, text: str, colour: str) -> str:
         """``text`` in a colour, where colours are wanted."""

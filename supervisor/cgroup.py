@@ -6,13 +6,15 @@ Source: Linux, Documentation/admin-guide/cgroup-v2.rst (cgroup.kill, cgroup.even
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 from protocol.errors import StartError
-from supervisor.processes import cgroup_of
+from supervisor.processes import cgroup_of, process_of
 
 #: How long the probe at start waits for its victim to be gone, seconds.
 PROBE_DEADLINE_S = 5.0
@@ -71,12 +73,19 @@ class Leaf:
         return "populated 1" in text
 
     def pids(self) -> list[int]:
-        """Processes in here and in nested cgroups (cgroup.procs is not recursive)."""
+        """Processes in here and in nested cgroups (the kernel's lists are not recursive).
+
+        A process that moved in after its leader thread had exited is in no cgroup.procs; its threads tell of it.
+        """
+        listed = self._listed("cgroup.procs")
+        return listed or list({process_of(tid) for tid in self._listed("cgroup.threads")})
+
+    def _listed(self, name: str) -> list[int]:
         found: list[int] = []
         for directory, _, _ in os.walk(self.path):
             # EOPNOTSUPP: a threaded cgroup's processes are listed at its domain.
             with contextlib.suppress(OSError):
-                found += [int(pid) for pid in (Path(directory) / "cgroup.procs").read_text(encoding="ascii").split()]
+                found += [int(pid) for pid in (Path(directory) / name).read_text(encoding="ascii").split()]
         return found
 
     def holds(self, pid: int) -> bool:
@@ -110,6 +119,19 @@ class Tree:
 
     def __init__(self, base: Leaf) -> None:
         self.base = base
+        self._lock = -1
+
+    def lock(self) -> None:
+        """Own the branch. Raises StartError when another supervisor does, OSError."""
+        self._lock = os.open(self.base.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise StartError(
+                f"cgroup {self.base.path} belongs to a running supervisor: this journal is a copy of its journal; "
+                "start on the original, or on a new journal"
+            ) from None
 
     def leaf(self, name: str) -> Leaf:
         """Handle of the leaf ``name``, made or not."""
@@ -129,6 +151,9 @@ class Tree:
         """Remove the branch itself once it is empty; what is left in it keeps it."""
         with contextlib.suppress(OSError):
             self.base.remove()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 def _mounted_at() -> list[tuple[Path, str]]:
@@ -168,6 +193,7 @@ def open_tree(root: Path | None, instance_id: str) -> Tree:
     tree = Tree(base)
     try:
         base.path.mkdir(exist_ok=True)
+        tree.lock()
         _probe(tree)
     except OSError as error:
         tree.remove()
@@ -178,14 +204,9 @@ def open_tree(root: Path | None, instance_id: str) -> Tree:
 def _probe(tree: Tree) -> None:
     leaf = tree.leaf("probe")
     leaf.path.mkdir(exist_ok=True)
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        # Only async-signal-safe work here: other threads may hold locks.
-        os.close(writer)
-        os.read(reader, 1)
-        os._exit(0)
-    os.close(reader)
+    # Spawned and not forked: our own threads may hold locks. It sleeps until it is killed.
+    victim = [sys.executable, "-I", "-S", "-c", "import signal; signal.pause()"]
+    pid = os.posix_spawn(sys.executable, victim, {})
     try:
         leaf.add(pid)
         if not leaf.populated() or not leaf.holds(pid):
@@ -199,5 +220,4 @@ def _probe(tree: Tree) -> None:
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        os.close(writer)
         leaf.remove()

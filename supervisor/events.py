@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 #: Tail kept in memory for readers that keep up; one that is behind it reads the journal.
 TAIL_BYTES = 1 << 20
@@ -102,9 +103,9 @@ class Feed:
             return None
         batch: list[CommittedEvent] = []
         size = 0
-        for index in range(cursor - first, min(cursor - first + BATCH_EVENTS, len(self._tail))):
-            batch.append(self._tail[index])
-            size += len(batch[-1].data)
+        for event in islice(self._tail, cursor - first, cursor - first + BATCH_EVENTS):
+            batch.append(event)
+            size += len(event.data)
             if size >= BATCH_BYTES:
                 break
         return batch

@@ -66,6 +66,8 @@ class Job:
         self.mailbox = Mailbox()
         self.granted = asyncio.Event()
         self.cancel_asked = False
+        #: Somebody waits for the end: what may still take its time is cut short.
+        self.hurried = asyncio.Event()
         #: Name of the training artifact to put in place, and whether it may replace one.
         self.artifact: tuple[str, bool] | None = None
         self.worker: LiveWorker | None = None

@@ -89,8 +89,10 @@ class Jobs:
             if record is None:
                 raise refusal
             return Admission(record, fresh=False), None
+        # Set without a pause since the look above: of several equal starts one admits and the others find its job.
+        done = self._admitting[new.action_id] = asyncio.get_running_loop().create_future()
         # The caller may be cancelled while the commit is under way; the job must start all the same.
-        return await asyncio.shield(asyncio.ensure_future(self._admit(new, input_json)))
+        return await asyncio.shield(asyncio.ensure_future(self._admit(new, input_json, done)))
 
     def _refusal(self, action_id: str) -> NotAccepting | None:
         why = ""
@@ -100,9 +102,9 @@ class Jobs:
             why = f"{self.queued} jobs wait for a slot already"
         return NotAccepting(why, action_id=action_id, retry_after_s=RETRY_AFTER_S) if why else None
 
-    async def _admit(self, new: NewJob, input_json: bytes) -> tuple[Admission, Job | None]:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._admitting[new.action_id] = done
+    async def _admit(
+        self, new: NewJob, input_json: bytes, done: asyncio.Future[None]
+    ) -> tuple[Admission, Job | None]:
         try:
             admission = await self._means.journal.admit(new, retained_limit=self._means.settings.max_retained_runs)
             return admission, self._begin(admission.record, input_json) if admission.fresh else None
@@ -115,6 +117,8 @@ class Jobs:
         self._live[record.action_id] = job
         log.info("job_admitted", action_id=record.action_id, crew_id=record.crew_id, operation=record.operation)
         self._queue.add(record.crew_id, job)
+        if self.draining:
+            job.mailbox.put(ShutDown())  # its commit ended after the drain had begun
         job.task = asyncio.get_running_loop().create_task(self._run(job))
         self._grant()
         return job
@@ -169,6 +173,7 @@ class Jobs:
         await self._record_request(job, reason=reason, actor=actor, at=at)
         if not job.cancel_asked:
             job.cancel_asked = True
+            job.hurried.set()
             job.mailbox.put(CancelAsked(reason=reason, at=at))
         return (await self.wait(job)).record
 
@@ -184,11 +189,16 @@ class Jobs:
                     job.record.row, reason="cancelled", actor=actor, at=at, detail=reason or ""
                 )
                 return
-            detail = canonical.compact({"reason": reason})
-            entry = AuditEntry(at=at, action_id=job.action_id, actor=actor, act="cancel_requested", detail=detail)
-            await journal.audit(entry, terminal=True)
+            await journal.audit(_cancel_entry(job.action_id, reason=reason, actor=actor, at=at), terminal=True)
         except (JournalUnavailable, IllegalTransition) as error:
             log.warning("cancel_not_recorded", action_id=job.action_id, code=error.code)
+
+    async def note_late_cancel(self, record: JobRecord, *, reason: str | None, actor: str) -> None:
+        """Audit a cancel of a job that had ended; it changes nothing."""
+        try:
+            await self._means.journal.audit(_cancel_entry(record.action_id, reason=reason, actor=actor, at=time.time()))
+        except JournalUnavailable as error:
+            log.warning("cancel_not_recorded", action_id=record.action_id, code=error.code)
 
     async def wait(self, job: Job) -> Outcome:
         """Wait for a job's durable end. Raises StopUnconfirmed or JournalUnavailable as ``cancel`` does."""
@@ -216,6 +226,7 @@ class Jobs:
                 job.mailbox.put(ShutDown())
         await self._wait_all(settings.drain_s)
         for job in self.live():
+            job.hurried.set()
             job.mailbox.put(ShutDown())
         await self._wait_all(settings.grace_s + settings.stop_timeout_s)
         for job in self.live():
@@ -228,6 +239,11 @@ class Jobs:
         tasks = [job.task for job in self.live() if job.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=limit_s)
+
+
+def _cancel_entry(action_id: str, *, reason: str | None, actor: str, at: float) -> AuditEntry:
+    detail = canonical.compact({"reason": reason})
+    return AuditEntry(at=at, action_id=action_id, actor=actor, act="cancel_requested", detail=detail)
 
 
 async def _settled(job: Job) -> None:

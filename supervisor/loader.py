@@ -31,6 +31,8 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
     open_files: tuple[int, int]
     output_directory: Path
+    #: Of the journal; tells leaves of this process from what an earlier one left.
+    epoch: int
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +91,7 @@ class Loader:
             open_files=settings.open_files,
             output=settings.output_directory / f"{role_name}.log",
         )
-        leaf = self.tree.make(f"{role_name}-{next(self._names)}") if self.tree else None
+        leaf = self.tree.make(f"{role_name}-{settings.epoch}.{next(self._names)}") if self.tree else None
         process = TemplateProcess.start(role, leaf, self._reaper)
         self._processes.add(process)
         try:

@@ -104,6 +104,15 @@ def command(pid: int) -> str:
     return ""
 
 
+def process_of(tid: int) -> int:
+    """Id of the process that a thread belongs to; ``tid`` itself when it is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{tid}/status", encoding="utf-8", errors="replace") as status:
+        for line in status:
+            if line.startswith("Tgid:"):
+                return int(line.split()[1])
+    return tid
+
+
 def cgroup_of(pid: int) -> str | None:
     """Path of the process in the v2 hierarchy as /proc shows it, None when it is gone or there is none."""
     try:

@@ -89,7 +89,7 @@ class Supervisor:
         reaper = processes.Reaper()
         reaper.install()
         recovered = await Recovery(journal, tree, workspace, settings.stop_timeout_s).run()
-        loader = Loader(self._launch_settings(open_files, work_dir), tree, reaper)
+        loader = Loader(self._launch_settings(open_files, work_dir, journal.epoch), tree, reaper)
         launcher = Launcher(loader)
         stack.push_async_callback(launcher.close)
         await launcher.start()
@@ -137,7 +137,7 @@ class Supervisor:
         log.info("stop_method", method="cgroup", cgroup=str(tree.base.path))
         return tree
 
-    def _launch_settings(self, open_files: tuple[int, int], work_dir: Path) -> LaunchSettings:
+    def _launch_settings(self, open_files: tuple[int, int], work_dir: Path, epoch: int) -> LaunchSettings:
         settings = self._settings
         return LaunchSettings(
             registry=settings.registry,
@@ -146,9 +146,10 @@ class Supervisor:
             standby=settings.standby,
             launch_timeout_s=settings.launch_timeout_s,
             registry_timeout_s=settings.registry_timeout_s,
-            environment=worker_environment(os.environ),
+            environment=worker_environment(os.environ) | {"CREWAI_STORAGE_DIR": str(work_dir / "template")},
             open_files=open_files,
             output_directory=work_dir,
+            epoch=epoch,
         )
 
     async def _listen(self, routes: Routes, jobs: Jobs, launcher: Launcher) -> int:

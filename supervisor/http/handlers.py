@@ -34,6 +34,7 @@ from supervisor.run.ending import TimedOut
 from supervisor.run.means import Means
 
 CONFIRMATION_HEADER = "X-AIP-Archive-Confirmation"
+CREW_HEADER = "X-AIP-Crew-ID"
 SLICE_BYTES = 8 << 20
 
 
@@ -164,6 +165,14 @@ class Handlers:
             raise UnknownAction(f"no retained job has Action id {action_id}", action_id=action_id)
         return record, None
 
+    async def _find_named(self, request: web.Request) -> tuple[JobRecord, Job | None]:
+        """The job that the path names; to a caller that names its crew, no other crew's job exists."""
+        record, job = await self._find(request.match_info["action_id"])
+        crew_id = request.headers.get(CREW_HEADER)
+        if crew_id is not None and crew_id != record.crew_id:
+            raise UnknownAction(f"no retained job has Action id {record.action_id}", action_id=record.action_id)
+        return record, job
+
     async def _view(self, record: JobRecord, job: Job | None) -> JobView:
         if job is not None:
             return job.view()
@@ -189,18 +198,18 @@ class Handlers:
 
     async def show(self, request: web.Request) -> web.StreamResponse:
         """The record of a job."""
-        return json_response(await self._view(*await self._find(request.match_info["action_id"])))
+        return json_response(await self._view(*await self._find_named(request)))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """The events from a cursor on, as a slice or, where SSE is accepted, as a stream."""
-        record, job = await self._find(request.match_info["action_id"])
+        record, job = await self._find_named(request)
         count = job.feed.count if job is not None else record.event_count
         if "text/event-stream" in request.headers.get("Accept", "").lower():
             cursor = _cursor_after(request, count, record.action_id)
             return await self._follow(request, record, job, cursor)
         cursor = _cursor(request, count, record.action_id)
         stored = await self._journal.events(
-            record.row, cursor, limit=self._means.settings.max_events_per_run, limit_bytes=SLICE_BYTES
+            record.row, cursor, limit=max(count - cursor, 1), limit_bytes=SLICE_BYTES
         )
         views = [EventView(event=event.name, sequence=event.seq, data=msgspec.Raw(event.data)) for event in stored]
         status = record.status
@@ -225,6 +234,7 @@ class Handlers:
         if record.crew_id != body.crew_id:
             raise UnknownAction(f"crew {body.crew_id!r} has no Action {body.action_id}", action_id=body.action_id)
         if job is None:
+            await self._jobs.note_late_cancel(record, reason=body.reason, actor=actor(request))
             return json_response(await self._view(record, None))
         wait_s = preferences(request).wait_s
         # A task of its own: neither a short wait nor a caller that hangs up may take the request to stop back.

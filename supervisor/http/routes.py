@@ -51,6 +51,7 @@ from supervisor.http.declare import (
     ACTION,
     ACTION_HEADER,
     APPLIED,
+    CREW,
     CURSOR,
     EVENT_STREAM,
     JOURNAL,
@@ -131,12 +132,12 @@ TABLE: tuple[Route, ...] = (
         "POST", "/runs/stream", Handlers.stream_legacy, "The same for `run` alone",
         (STREAM,), (LegacyRoute, *ADMISSION), (KEY, ACTION_HEADER), StartRequest,
     ),
-    Route("GET", "/jobs/{action_id}", Handlers.show, "A job's record", (VIEW,), RECORD, (ACTION,)),
-    Route("GET", "/runs/{action_id}", Handlers.show, "A job's record", (VIEW,), RECORD, (ACTION,)),
+    Route("GET", "/jobs/{action_id}", Handlers.show, "A job's record", (VIEW,), RECORD, (ACTION, CREW)),
+    Route("GET", "/runs/{action_id}", Handlers.show, "A job's record", (VIEW,), RECORD, (ACTION, CREW)),
     Route(
         "GET", "/jobs/{action_id}/events", Handlers.events, "A job's events from a cursor on",
         (Answer(200, "A slice of them.", EventSlice), FOLLOWED), (*RECORD, InputInvalid, CursorInvalid),
-        (ACTION, CURSOR, LAST_EVENT),
+        (ACTION, CURSOR, LAST_EVENT, CREW),
     ),
     Route(
         "POST", "/jobs/{action_id}/cancel", Handlers.cancel, "Stop a job and prove it",

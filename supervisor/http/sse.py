@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Iterator
 
 from aiohttp import web
 
@@ -15,7 +16,9 @@ KEEPALIVE_S = 15.0
 #: Events are written in pieces of about this size; a stalled reader holds no more than one piece and a socket buffer.
 PIECE_BYTES = 65_536
 PAGE_EVENTS = 256
-PAGE_BYTES = 1 << 20
+PAGE_BYTES = 1 << 18
+#: Kernel memory of a stream's unsent bytes. Left to itself, the kernel takes megabytes for each reader that stalls.
+SEND_BUFFER_BYTES = 1 << 17
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -53,6 +56,7 @@ async def respond(
     response.charset = "utf-8"
     try:
         await response.prepare(request)
+        _bound_send_buffer(request)
         await response.write(b"retry: %d\n\n" % SSE_RETRY_MS)
         async for batch in events:
             if not batch:
@@ -65,8 +69,13 @@ async def respond(
     return response
 
 
-def _pieces(batch: list[CommittedEvent], action_id: str) -> list[bytes]:
-    pieces: list[bytes] = []
+def _bound_send_buffer(request: web.Request) -> None:
+    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+
+
+def _pieces(batch: list[CommittedEvent], action_id: str) -> Iterator[bytes]:
     waiting: list[bytes] = []
     size = 0
     for event in batch:
@@ -74,8 +83,7 @@ def _pieces(batch: list[CommittedEvent], action_id: str) -> list[bytes]:
         waiting.append(frame)
         size += len(frame)
         if size >= PIECE_BYTES:
-            pieces.append(b"".join(waiting))
+            yield b"".join(waiting)
             waiting, size = [], 0
     if waiting:
-        pieces.append(b"".join(waiting))
-    return pieces
+        yield b"".join(waiting)

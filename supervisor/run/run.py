@@ -108,10 +108,11 @@ class Run:
         return cause
 
     async def _linger(self, worker: LiveWorker) -> None:
-        """Give finished work time to end on its own; the timeout's clock has stopped."""
+        """Give finished work time to end on its own, until somebody asks for the end. No timeout any more."""
         if self._timer is not None:
             self._timer.cancel()
-        await stop.settle(worker.work, self._means.settings.linger_s_of(self._job.record.crew_id))
+        limit_s = self._means.settings.linger_s_of(self._job.record.crew_id)
+        await first(stop.settle(worker.work, limit_s), self._job.hurried.wait())
 
     async def _grace(self, worker: LiveWorker, cause: CancelAsked) -> Cause:
         """Let the worker close what it can; a result that comes meanwhile overrides the cancel."""

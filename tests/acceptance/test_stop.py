@@ -104,8 +104,10 @@ def test_a_cancel_ends_the_operation_its_model_call_and_its_daemon(
     view, stop = stopped.view, stopped.view["stop"]
     assert (view["status"], view["phase"], view["uncertain_outcome"]) == ("cancelled", "done", True)
     assert (stop["confirmed"], stop["method"], stop["processes_left"]) == (True, "cgroup", 0)
-    assert (stop["worker"]["exit_signal"], stop["worker"]["exit_code"]) == ("SIGKILL", None)
-    assert stop["processes_killed"] >= 2, "the worker and its daemon"
+    exit_status = stop["worker"]["exit_signal"] or stop["worker"]["exit_code"]
+    # A batch waits for its threads on an event loop: that much can be closed in the grace, before the kill or after.
+    assert exit_status in (("SIGKILL", 0) if operation == "batch_run" else ("SIGKILL",))
+    assert stop["processes_killed"] >= (1 if exit_status == 0 else 2), "the daemon, and the worker unless it had ended"
     assert stop["requested_at"] <= stop["confirmed_at"] <= view["ended_at"]
     assert stopped.last_event.event == "cancelled"
     assert stopped.last_event.data == {"status": "cancelled", "uncertain_outcome": True, "stop": stop}
@@ -141,7 +143,9 @@ def timed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         for operation in LONG_OPERATIONS
     }
     with ThreadPoolExecutor(len(LONG_OPERATIONS)) as pool:
-        answers = {operation: pool.submit(start_with_timeout, client, operation, inputs[operation]) for operation in inputs}
+        answers = {
+            operation: pool.submit(start_with_timeout, client, operation, inputs[operation]) for operation in inputs
+        }
         yield {
             operation: Timed(
                 work=world.observe(client, f"timeout-{operation}", directory / operation),
@@ -186,10 +190,10 @@ def test_a_timeout_ends_the_operation_its_model_call_and_its_daemon(
 def test_a_stop_that_kills_nothing_is_never_confirmed_until_somebody_else_has_killed(tmp_path: Path) -> None:
     """Case 59, with a server whose kill is switched off and whose look is honest."""
     heartbeats = tmp_path / "beats"
-    settings = {"stop_timeout_s": 0.3, "grace_s": 0}
+    registry, settings = "tests.crews.stop_crews:CREWS", {"stop_timeout_s": 0.3, "grace_s": 0}
     given = {"heartbeat": str(heartbeats), "then": "block"}
     with (
-        Server(tmp_path / "s", registry="tests.crews.stop_crews:CREWS", settings=settings, mutant="toothless") as server,
+        Server(tmp_path / "server", registry=registry, settings=settings, mutant="toothless") as server,
         ThreadPoolExecutor(1) as pool,
     ):
         client = server.client()

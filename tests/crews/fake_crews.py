@@ -20,13 +20,14 @@ class Instant:
     """Every operation, at once. ``calls`` records names and arguments, and every output shows them."""
 
     def __init__(self) -> None:
-        self.stream = False
+        self.stream: bool | None = None
         self.tracing: bool | None = None
         self.calls: list[Any] = []
 
     def _note(self, name: str, *arguments: Any) -> dict[str, Any]:
         self.calls.append([name, *arguments])
-        return LLM_ANSWER | {"calls": list(self.calls), "stream": self.stream, "tracing": self.tracing}
+        seen = {"stream": self.stream, "tracing": self.tracing, "crewai_loaded": "crewai" in sys.modules}
+        return LLM_ANSWER | seen | {"calls": list(self.calls)}
 
     def kickoff(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return self._note("kickoff", inputs)
@@ -192,6 +193,13 @@ class AsyncKnowledge:
         return [{"content": query, "limit": results_limit, "threshold": score_threshold}]
 
 
+def lazily_real() -> Any:
+    """A factory that imports CrewAI only when it is called."""
+    from tests.crews import real_crews
+
+    return real_crews.support()
+
+
 def factory_raises() -> None:
     """A factory that fails."""
     raise RuntimeError("no crew today")
@@ -221,6 +229,7 @@ CREWS: dict[str, Callable[[], Any]] = {
     "big_output": BigOutput,
     "batch_of_one": BatchOfOne,
     "async_knowledge": AsyncKnowledge,
+    "lazily_real": lazily_real,
     "factory_raises": factory_raises,
     "factory_blocks": factory_blocks,
     "not_a_crew": not_a_crew,

@@ -89,7 +89,7 @@ class Truncating:
 
 
 class LargeFrames:
-    """Sends what keeps to the protocol and breaks a bound: an ``event`` or ``output`` of ``inputs.bytes`` characters."""
+    """Keeps to the protocol and breaks a bound: ``inputs.what`` (event or output) has ``inputs.bytes`` characters."""
 
     def kickoff(self, inputs: Mapping[str, Any]) -> None:
         data = b'{"raw":"%s"}' % (b"x" * int(inputs["bytes"]))
@@ -124,8 +124,8 @@ class Noisy:
     """Prints one line to each stream, then ``inputs.bytes`` characters to stdout, the last of them without an end."""
 
     def kickoff(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        print("first error of the crew", file=sys.stderr, flush=True)
-        print("first line of the crew", flush=True)
+        sys.stderr.write("first error of the crew\n")
+        sys.stdout.write("first line of the crew\n")
         size = int(inputs["bytes"])
         sys.stdout.write(("y" * 99 + "\n") * (size // 200))
         sys.stdout.write("z" * (size // 2))
@@ -150,9 +150,7 @@ class Report:
             "cwd": os.getcwd(),
             "tempdir": tempfile.gettempdir(),
             "blocked": sorted(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-            "ignored": [
-                int(number) for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN
-            ],
+            "ignored": [int(number) for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN],
             "term": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
             "core": list(resource.getrlimit(resource.RLIMIT_CORE)),
             "open_files": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
@@ -172,7 +170,7 @@ def _speak_early() -> None:
             channel.send(frames.Chunk(data=b'{"content": "too early"}'))
         return serve(channel, launch, *rest)
 
-    job._serve = early
+    job._serve = early  # type: ignore[assignment]
 
 
 _speak_early()

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,17 @@ def talkative() -> Crew:
     return Crew(name="talkative", agents=[talker, sleeper], tasks=[talk, sleep])
 
 
+class Wrapper:
+    """A duck type around a real crew, whose stream it passes on."""
+
+    def kickoff(self, inputs: dict[str, Any]) -> Generator[Any, None, Any]:
+        inner = support()
+        inner.stream = True
+        output = inner.kickoff(inputs=inputs)
+        yield from output
+        return output.result
+
+
 @CrewBase
 class Project:
     """The ordinary project layout: methods here, words in ``config/*.yaml``."""
@@ -208,6 +219,7 @@ CREWS: dict[str, Any] = {
     "failing": failing,
     "talkative": talkative,
     "project": Project,
+    "wrapper": Wrapper,
 }
 
 EVALUATORS: dict[str, Any] = {"scripted": lambda: ScriptedLLM(lambda prompt: final("scored"))}
@@ -215,4 +227,5 @@ EVALUATORS: dict[str, Any] = {"scripted": lambda: ScriptedLLM(lambda prompt: fin
 
 def with_objects() -> dict[str, Any]:
     """A registry whose entries were built at import, as a module-level crew is."""
-    return {"support": support(), "topical": topical()}
+    built = support()
+    return {"object": support(), "cached": lambda: built}

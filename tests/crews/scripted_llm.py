@@ -183,7 +183,7 @@ class WordEmbedder(CustomEmbeddingFunction, EmbeddingFunction):  # type: ignore[
         return [self._vector(str(text)) for text in ([input] if isinstance(input, str) else input)]
 
     def _vector(self, text: str) -> Any:
-        vector = numpy.zeros(self.DIMENSIONS, dtype=numpy.float32)
+        vector: Any = numpy.zeros(self.DIMENSIONS, dtype=numpy.float32)
         for word in re.findall(r"\w+", text.lower()):
             vector[int(hashlib.sha256(word.encode()).hexdigest(), 16) % self.DIMENSIONS] += 1.0
         norm = numpy.linalg.norm(vector)

@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,8 @@ class Order:
     event_limit: int = 1000
     event_limit_bytes: int = 262_144
     artifact: str | None = None
-    #: Whether the entry is looked up before the stores are redirected, as in a forked worker.
-    environment: dict[str, str] = field(default_factory=dict)
+    #: Multiprocessing's way to start the child; ``spawn`` is an interpreter that has imported nothing.
+    start: str = "forkserver"
 
     @property
     def job_directory(self) -> Path:
@@ -84,7 +84,7 @@ def serve(order: Order, connection: Connection) -> None:
     os.dup2(log, 2)
     crews = registry.load(order.spec, ())
     directories = order.directories()
-    os.environ.update(order.environment, HOME=directories.home, TMPDIR=directories.tmp)
+    os.environ.update(HOME=directories.home, TMPDIR=directories.tmp)
     os.chdir(directories.cwd)
     lock = threading.Lock()
 
@@ -123,7 +123,7 @@ class Child:
         self.chunks: list[dict[str, Any]] = []
         self.raw: list[bytes] = []
         self._decoder: pipe.Decoder[Any] = pipe.Decoder(frames.FromWorker)
-        server = multiprocessing.get_context("forkserver")
+        server: Any = multiprocessing.get_context(order.start)
         self._connection, theirs = server.Pipe()
         self.process = server.Process(target=serve, args=(order, theirs), daemon=True)
         self.process.start()

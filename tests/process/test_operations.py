@@ -50,6 +50,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
         child.kill()
 
 
+def _message_texts(child: Child) -> list[str]:
+    return [chunk["content"] for chunk in child.chunks if chunk["channel"] == "messages"]
+
+
 def fake(start: Start, crew_id: str, operation: str = "run", /, **options: Any) -> Child:
     return start(crew_id, operation, spec=FAKE, **options)
 
@@ -116,11 +120,28 @@ def test_a_crew_base_class_runs(start: Start) -> None:
     assert start("project", case="seven").output()["raw"] == "filed"
 
 
-def test_a_crew_object_built_before_the_job_keeps_its_tasks_in_the_jobs_store(start: Start) -> None:
-    child = start("support", spec="tests.crews.real_crews:with_objects")
+@pytest.mark.parametrize("crew_id", ["object", "cached"])
+def test_a_crew_built_before_the_job_keeps_its_tasks_in_the_jobs_store(start: Start, crew_id: str) -> None:
+    child = start(crew_id, spec="tests.crews.real_crews:with_objects")
     assert child.output()["raw"] == "case triaged"
     assert len(child.task_ids) == 2
+    order = {"replay_store": str(child.order.job_directory / "replay.db")}
+    assert start("support", "replay", order=order, task_id=child.task_ids[1]).output()["raw"] == "case triaged"
+
+
+def test_a_factory_may_import_crewai_only_when_it_is_called(start: Start, tmp_path: Path) -> None:
+    child = fake(start, "lazily_real", order={"start": "spawn"})
+    assert child.output()["raw"] == "case triaged"
+    assert len(child.task_ids) == 2
+    assert (tmp_path / "crew" / "locks").is_dir()
     assert (child.order.job_directory / "replay.db").exists()
+
+
+def test_a_duck_type_around_a_crew_streams_every_chunk_once(start: Start) -> None:
+    plain, wrapped = start("support"), start("wrapper")
+    assert plain.output()["raw"] == wrapped.output()["raw"] == "case triaged"
+    assert _message_texts(wrapped) == _message_texts(plain) != []
+    assert start("wrapper", order={"event_limit": 12}).failure().error_type == "RegistryError"
 
 
 def test_a_task_that_asks_a_human_fails_instead_of_reading_standard_input(start: Start) -> None:
@@ -276,6 +297,7 @@ def test_test_takes_an_evaluator_object_from_the_registry_and_returns_its_scores
     assert output == {"status": "completed", "n_iterations": 2, "eval_llm": "scripted"}
     assert [score["quality"] for score in scores] == [9.0] * 4
     assert child.kinds("progress").count("crew_test_result") == 4
+    assert "crew_test_completed" in child.kinds("progress")
 
 
 def test_test_passes_any_other_evaluator_as_the_name_of_a_model(start: Start) -> None:
@@ -355,7 +377,7 @@ def test_the_daemon_crew_leaves_a_heartbeat_and_blocks_in_every_long_operation(
     answer = child.receive()
     while isinstance(answer, frames.Chunk):
         answer = child.receive()
-    assert answer == frames.CancelAnswer(closing=False)
+    assert answer == frames.CancelAnswer(closing=operation == "batch_run")
     child.kill()
     _kill_daemon(tmp_path / "beats")
 
@@ -389,6 +411,10 @@ def test_arguments_reach_the_crew_as_the_contract_says(start: Start) -> None:
     assert query.output()["results"] == [{"content": ["a"], "limit": 3, "threshold": 0.35}]
     given = fake(start, "async_knowledge", "knowledge_query", query=["a"], results_limit=7, score_threshold=1)
     assert given.output()["results"] == [{"content": ["a"], "limit": 7, "threshold": 1}]
+
+
+def test_a_duck_type_runs_without_importing_crewai(start: Start) -> None:
+    assert fake(start, "instant", order={"start": "spawn"}).output()["crewai_loaded"] is False
 
 
 @pytest.mark.case(37)

@@ -30,12 +30,18 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     heartbeats: Path
 
 
-def observe(client: Client, action_id: str, heartbeats: Path) -> Work:
+#: In the place of start ticks: the worker had ended, and been reaped, before it was looked at.
+ENDED = -1
+
+
+def observe(client: Client, action_id: str, heartbeats: Path, *, may_have_ended: bool = False) -> Work:
     """Wait for the first heartbeat of a running job and note who works for it."""
     procs.wait_until(lambda: procs.read_beats(heartbeats), FIRST_BEAT_S, f"a first heartbeat of {action_id}")
     worker = client.get(action_id).expect(200)["worker"]
     assert worker is not None, f"{action_id} ended before it was looked at: {client.events(action_id).body[-2000:]!r}"
     ticks = procs.start_ticks(worker["pid"])
+    if may_have_ended:
+        ticks = ENDED if ticks is None else ticks
     assert ticks is not None, f"the worker {worker['pid']} of {action_id} was gone before it was looked at"
     return Work(pid=worker["pid"], start_ticks=ticks, cgroup=worker["cgroup"], heartbeats=heartbeats)
 

@@ -13,10 +13,8 @@ from worker import loaded, outputs, stores
 from worker.operations.job import Job
 from worker.registry import KICKOFF_METHODS
 
-#: The first that a crew has is used. The last loses the knowledge of a CrewAI crew.
+#: The first that a crew has is used. The inputs overlap in the first; the last loses the knowledge of a CrewAI crew.
 BATCH_METHODS = ("kickoff_for_each_async", "kickoff_for_each", "akickoff_for_each")
-#: For CrewAI's own class: one input after the other, in this thread, with the crew's knowledge.
-CREWAI_BATCH_METHODS = ("kickoff_for_each", *BATCH_METHODS)
 
 #: What a plain generator returned, where it returned nothing.
 EMPTY_OUTPUT: Mapping[str, Any] = {"raw": "", "token_usage": {}, "tasks_output": []}
@@ -41,7 +39,7 @@ def run(job: Job) -> bytes:
 
 def batch_run(job: Job) -> bytes:
     """Kick the crew off for every input; results in the order of the inputs."""
-    method = job.method(*(CREWAI_BATCH_METHODS if job.is_crewai else BATCH_METHODS))
+    method = job.method(*BATCH_METHODS)
     job.set("stream", False)
     results = job.call(method, inputs=job.input["inputs"])
     job.settle()
