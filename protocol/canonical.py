@@ -17,8 +17,9 @@ from protocol.errors import BadJson
 
 #: Deepest nesting admitted; deeper documents break common JSON readers downstream.
 MAX_DEPTH = 100
-#: Deepest nesting of an event's data or an output: the documents that carry it add a few levels of their own.
-MAX_DATA_DEPTH = 96
+#: Deepest nesting of an event's data or an output, so that an input fits into it. The documents that carry it add a few
+#: levels more; the wire's client reads 127.
+MAX_DATA_DEPTH = 112
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -44,11 +45,11 @@ def _float(text: str) -> float:
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
 
 
-def parse(body: bytes) -> Any:
+def parse(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     """Parse ``body`` (UTF-8 JSON text) strictly.
 
     Raises BadJson, with the position or the path of the fault, for anything that is not RFC 8259 JSON and for
-    duplicate keys, non-finite numbers, lone surrogates, nesting deeper than MAX_DEPTH and integers above CPython's
+    duplicate keys, non-finite numbers, lone surrogates, nesting deeper than ``max_depth`` and integers above CPython's
     4300 digits.
     """
     try:
@@ -60,11 +61,11 @@ def parse(body: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise BadJson(f"{error.msg} at line {error.lineno} column {error.colno} (character {error.pos})") from None
     except RecursionError:
-        raise BadJson(f"nesting is deeper than {MAX_DEPTH} levels") from None
+        raise BadJson(f"nesting is deeper than {max_depth} levels") from None
     except ValueError:
         raise BadJson("an integer has more digits than can be read; send it as a string") from None
-    if text.count("[") + text.count("{") > MAX_DEPTH:
-        _check_depth(value, MAX_DEPTH)
+    if text.count("[") + text.count("{") > max_depth:
+        _check_depth(value, max_depth)
     if "\\u" in text:
         _check_surrogates(value)
     return value
@@ -136,7 +137,7 @@ def check_object(data: bytes) -> None:
         _check_depth(value, MAX_DATA_DEPTH)
     # The decoder keeps the last of equal keys: then fewer colons come back. It may also be a matter of spaces.
     if data.count(b'":') != msgspec.json.encode(value).count(b'":'):
-        parse(data)
+        parse(data, max_depth=MAX_DATA_DEPTH)
 
 
 def with_fields(document: bytes, fields: dict[str, Any]) -> bytes:

@@ -47,7 +47,7 @@ def read_journal(path: Path) -> dict[str, Record]:
         connection.execute("BEGIN")
         events: dict[int, list[Event]] = {}
         for row, seq, name, data in connection.execute("SELECT job, seq, name, data FROM events ORDER BY job, seq"):
-            events.setdefault(row, []).append((seq, name, canonical.parse(data)))
+            events.setdefault(row, []).append((seq, name, canonical.parse(data, max_depth=canonical.MAX_DATA_DEPTH)))
         jobs = connection.execute("SELECT row, action_id, status, phase, operation, event_count, uncertain FROM jobs")
         return {
             action_id: Record(

@@ -18,6 +18,9 @@ TERMINAL_EVENTS = frozenset({"completed", "failed", "cancelled"})
 #: Bound of one SSE frame in the wire contract, section 16.4.
 MAX_FRAME_BYTES = 1_048_576
 
+#: Nesting that the wire's client reads (serde_json's own bound).
+CLIENT_DEPTH = 127
+
 
 class Answer(msgspec.Struct, frozen=True):
     """A whole response; header names in lower case, first of duplicates."""
@@ -28,7 +31,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     def json(self) -> Any:
         """The body as strict JSON."""
-        return canonical.parse(self.body)
+        return canonical.parse(self.body, max_depth=CLIENT_DEPTH)
 
     def expect(self, status: int) -> Any:
         """The body as JSON, if the status is ``status``. Raises AssertionError with the body otherwise."""
@@ -148,7 +151,7 @@ class Stream:
             fields[name] = value.removeprefix(" ")
         if "event" not in fields or "data" not in fields:
             raise StreamError(f"frame without event or data: {lines}")
-        document = canonical.parse(fields["data"].encode("utf-8"))
+        document = canonical.parse(fields["data"].encode("utf-8"), max_depth=CLIENT_DEPTH)
         if not isinstance(document, dict) or list(document) != ["event", "sequence", "data"]:
             raise StreamError(f"data is not {{event, sequence, data}}: {fields['data'][:200]}")
         if document["event"] != fields["event"]:

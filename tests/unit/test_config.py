@@ -277,7 +277,8 @@ def test_every_crew_setting_is_in_the_struct_and_tested() -> None:
 
 
 def test_every_setting_is_in_the_struct() -> None:
-    rows = {row.name for row in SETTINGS} - {"bearer_token", "bearer_token_file", "more_token_files", "read_token_files"}
+    files = {"bearer_token", "bearer_token_file", "more_token_files", "read_token_files"}
+    rows = {row.name for row in SETTINGS} - files
     assert rows == set(Settings.__struct_fields__) - {"tokens", "read_tokens", "preload", "crews", "config_file"}
 
 

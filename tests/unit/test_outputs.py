@@ -25,7 +25,7 @@ LIMIT = 4_194_304
 def clean(value: Any) -> Any:
     data = outputs.to_json(value, LIMIT)
     assert data.isascii()
-    return canonical.parse(data)
+    return canonical.parse(data, max_depth=canonical.MAX_DATA_DEPTH + 1)
 
 
 class Colour(enum.Enum):
