@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from protocol.canonical import MAX_DATA_DEPTH
 from tests.crash.trial import read_journal
 from tests.support import procs
 from tests.support.cases import (
@@ -65,7 +66,7 @@ def test_outputs_that_no_document_can_carry_reach_every_reader_in_one_form(serve
     streamed = strict(server).invoke("run", "odd", "odd")
     assert (streamed.kind, streamed.output) == ("completed", output)
     assert strict(server).status("odd").output["output"] == output
-    # The slice adds levels of its own to the hundred that an output may have; the connector takes 127.
+    # The slice adds levels of its own to those that an output may have; the connector takes 127.
     whole = parse_json(client.events("odd").body)["events"]
     assert [event.data for event in streamed.events] == [event["data"] for event in whole]
     chunk = streamed.events[1].data
@@ -73,7 +74,7 @@ def test_outputs_that_no_document_can_carry_reach_every_reader_in_one_form(serve
     deep, levels = output["deep"], 0
     while isinstance(deep, list):
         deep, levels = deep[0], levels + 1
-    assert 90 < levels < 100
+    assert 90 < levels < MAX_DATA_DEPTH
     assert isinstance(deep, str), "what is below is text"
 
 

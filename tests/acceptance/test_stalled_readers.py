@@ -28,7 +28,7 @@ UNSENT_BYTES = 1 << 19
 #: The job may be slower by this share of its speed.
 SLOWER = 0.2
 #: Pairs of jobs that are timed, at least and at most: the quickest of each kind is what a busy machine let through.
-ROUNDS, MAX_ROUNDS = 2, 6
+ROUNDS, MAX_ROUNDS = 2, 8
 #: Receive buffer of a reader that stalls, bytes: the kernel's least, so that it stalls soon.
 STALLED_BUFFER, RESUMED_BUFFER = 2_048, 1 << 20
 KEEPALIVE = b": alive\n\n"
