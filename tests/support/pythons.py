@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.server import ROOT
+from tests.support.server import ROOT, instead_of_ours
 
 VERSIONS = ("3.11", "3.12", "3.13")
 #: Ask for the other versions with this variable, or with CI: making an environment costs a download.
@@ -18,8 +18,6 @@ ASKED = "CREW_TESTS_PYTHONS"
 #: What a server without CrewAI imports, and its command line.
 NEEDED = ("aiohttp", "click", "msgspec", "prometheus-client", "psutil", "rfc8785", "rich")
 INSTALL_S = 300
-#: Prefix for Server: executes its own interpreter in the place of the one that it is given.
-_INSTEAD = "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
 
 
 def asked() -> bool:
@@ -74,4 +72,4 @@ def environment(version: str, interpreter: Path, directory: Path) -> Path:
 
 def instead(python: Path) -> tuple[str, ...]:
     """``prefix`` of a Server that runs under ``python``; nothing for the running one."""
-    return () if python == Path(sys.executable) else (str(python), "-c", _INSTEAD)
+    return () if python == Path(sys.executable) else instead_of_ours(str(python))

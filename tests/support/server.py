@@ -32,6 +32,17 @@ START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 45.0
 
 
+#: Names an interpreter that servers run under in the place of the tests' own.
+PYTHON_VARIABLE = "CREW_TESTS_SERVER_PYTHON"
+_INSTEAD = "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+
+
+def instead_of_ours(python: str | None = None) -> tuple[str, ...]:
+    """``prefix`` of a Server that runs under ``python``, by default the one of PYTHON_VARIABLE; () without one."""
+    python = python or os.environ.get(PYTHON_VARIABLE)
+    return (python, "-c", _INSTEAD) if python else ()
+
+
 class ServerFailed(AssertionError):
     """The server ended or did not say what it should have said; the message has the end of its log."""
 
@@ -140,7 +151,7 @@ class Server:
         self.environment: dict[str, str | None] = dict(environment or {})
         self.python_path = python_path
         self._program = ["supervisor"] if mutant is None else ["tests.support.mutants", mutant]
-        self._prefix = prefix
+        self._prefix = prefix or instead_of_ours()
         self.mark = uuid.uuid4().hex
         self.host = ""
         self.port = 0
