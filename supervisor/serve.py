@@ -39,6 +39,8 @@ EXIT_CONFIG = 2
 EXIT_START = 3
 #: aiohttp's own wait for handlers at the end; ours have ended by then, seconds.
 HTTP_SHUTDOWN_S = 1.0
+#: An idle connection, or one that never ends its request's head, is closed after this, seconds.
+KEEPALIVE_S = 75.0
 
 
 def main(config_path: Path | None) -> int:
@@ -155,7 +157,10 @@ class Supervisor:
     async def _listen(self, routes: Routes, jobs: Jobs, launcher: Launcher) -> int:
         settings = self._settings
         runner = web.AppRunner(
-            routes.application(self._edge), access_log=None, shutdown_timeout=HTTP_SHUTDOWN_S
+            routes.application(self._edge),
+            access_log=None,
+            shutdown_timeout=HTTP_SHUTDOWN_S,
+            keepalive_timeout=KEEPALIVE_S,
         )
         await runner.setup()
         try:

@@ -104,7 +104,6 @@ ACTION = Parameter("action_id", "path", ActionId, "The Action's id.", required=T
 KEY = Parameter(
     "Idempotency-Key", "header", Key, f"Part of the request hash; at most {MAX_KEY_BYTES} bytes.", required=True
 )
-CREW = Parameter("X-AIP-Crew-ID", "header", str, "To a caller that names its crew, no other crew's Action exists.")
 ACTION_HEADER = Parameter("X-AIP-Action-ID", "header", str, "Sent by the reference's client; ignored.")
 PREFER = Parameter("Prefer", "header", str, "RFC 7240: `respond-async` on a start, `wait=N` (seconds) on a cancel.")
 LAST_EVENT = Parameter("Last-Event-ID", "header", str, "The last sequence seen; with SSE it wins over `cursor`.")

@@ -34,6 +34,7 @@ from supervisor.run.ending import TimedOut
 from supervisor.run.means import Means
 
 CONFIRMATION_HEADER = "X-AIP-Archive-Confirmation"
+#: Names the crew that a reader means; records of other crews are unknown to it then.
 CREW_HEADER = "X-AIP-Crew-ID"
 SLICE_BYTES = 8 << 20
 
@@ -162,15 +163,15 @@ class Handlers:
             return job.record, job
         record = await self._journal.get(action_id)
         if record is None:
-            raise UnknownAction(f"no retained job has Action id {action_id}", action_id=action_id)
+            raise _unknown(action_id)
         return record, None
 
-    async def _find_named(self, request: web.Request) -> tuple[JobRecord, Job | None]:
-        """The job that the path names; to a caller that names its crew, no other crew's job exists."""
-        record, job = await self._find(request.match_info["action_id"])
-        crew_id = request.headers.get(CREW_HEADER)
-        if crew_id is not None and crew_id != record.crew_id:
-            raise UnknownAction(f"no retained job has Action id {record.action_id}", action_id=record.action_id)
+    async def _read(self, request: web.Request) -> tuple[JobRecord, Job | None]:
+        """The job of the path, if it is of the crew that the caller names, where it names one."""
+        action_id = request.match_info["action_id"]
+        record, job = await self._find(action_id)
+        if request.headers.get(CREW_HEADER, record.crew_id) != record.crew_id:
+            raise _unknown(action_id)
         return record, job
 
     async def _view(self, record: JobRecord, job: Job | None) -> JobView:
@@ -198,11 +199,11 @@ class Handlers:
 
     async def show(self, request: web.Request) -> web.StreamResponse:
         """The record of a job."""
-        return json_response(await self._view(*await self._find_named(request)))
+        return json_response(await self._view(*await self._read(request)))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """The events from a cursor on, as a slice or, where SSE is accepted, as a stream."""
-        record, job = await self._find_named(request)
+        record, job = await self._read(request)
         count = job.feed.count if job is not None else record.event_count
         if "text/event-stream" in request.headers.get("Accept", "").lower():
             cursor = _cursor_after(request, count, record.action_id)
@@ -264,6 +265,10 @@ class Handlers:
             raise ConfirmationMissing(f"{CONFIRMATION_HEADER} must repeat the Action id", action_id=action_id)
         await self._archiver.archive(action_id, actor=actor(request))
         return json_response(Archived(archived=True, action_id=action_id))
+
+
+def _unknown(action_id: str) -> UnknownAction:
+    return UnknownAction(f"no retained job has Action id {action_id}", action_id=action_id)
 
 
 def _cursor_after(request: web.Request, count: int, action_id: str) -> int:

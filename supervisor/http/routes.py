@@ -51,7 +51,6 @@ from supervisor.http.declare import (
     ACTION,
     ACTION_HEADER,
     APPLIED,
-    CREW,
     CURSOR,
     EVENT_STREAM,
     JOURNAL,
@@ -68,7 +67,7 @@ from supervisor.http.declare import (
     Route,
 )
 from supervisor.http.edge import Edge, finish_headers, keep_garbage_quiet, unrouted
-from supervisor.http.handlers import CONFIRMATION_HEADER, Handlers
+from supervisor.http.handlers import CONFIRMATION_HEADER, CREW_HEADER, Handlers
 from supervisor.http.query import DEFAULT_LIMIT, MAX_LIMIT
 from supervisor.jobs import Jobs
 from supervisor.journal import RowQuarantined
@@ -103,6 +102,7 @@ FILTERS = (
     Parameter("limit", "query", Limit, f"Jobs on a page; {DEFAULT_LIMIT} unless said."),
 )
 CONFIRMATION = Parameter(CONFIRMATION_HEADER, "header", str, "The Action's id once more.", required=True)
+CREW = Parameter(CREW_HEADER, "header", str, "The crew that the reader means; another crew's record is unknown then.")
 
 TABLE: tuple[Route, ...] = (
     Route("GET", "/livez", Handlers.live, "Whether the process answers", (Answer(200, "It does.", Probe),), open=True),
@@ -137,7 +137,7 @@ TABLE: tuple[Route, ...] = (
     Route(
         "GET", "/jobs/{action_id}/events", Handlers.events, "A job's events from a cursor on",
         (Answer(200, "A slice of them.", EventSlice), FOLLOWED), (*RECORD, InputInvalid, CursorInvalid),
-        (ACTION, CURSOR, LAST_EVENT, CREW),
+        (ACTION, CREW, CURSOR, LAST_EVENT),
     ),
     Route(
         "POST", "/jobs/{action_id}/cancel", Handlers.cancel, "Stop a job and prove it",

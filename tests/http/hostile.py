@@ -256,7 +256,7 @@ def _bodies() -> Iterator[Hostile]:
     ):  # fmt: skip
         sized = head("POST", b"/jobs", token=TOKEN, headers={**JSON, "Content-Length": str(len(body))})
         yield one(f"body {body[:8]!r}", sized + body, allow={422})
-    typed = {**JSON, "Content-Type": b"text/\xff", "Content-Length": "2"}
+    typed: dict[str, bytes | str] = {**JSON, "Content-Type": b"text/\xff", "Content-Length": "2"}
     yield one("odd type", head("POST", b"/jobs", token=TOKEN, headers=typed) + b"{}", allow={422, 400})
 
 

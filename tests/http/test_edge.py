@@ -95,7 +95,7 @@ async def test_a_body_that_breaks_its_encoding_is_the_senders_error(coding: str)
 
 async def test_what_a_caller_sent_can_always_be_told_to_him() -> None:
     async with connected() as (reader, writer), asyncio.timeout(20):
-        headers = {"Content-Type": b"text/\xff" + b"x" * 5000, "Content-Length": "2"}
+        headers: dict[str, bytes | str] = {"Content-Type": b"text/\xff" + b"x" * 5000, "Content-Length": "2"}
         writer.write(head("POST", b"/", headers=headers) + b"{}")
         problem = await problem_of(reader)
     assert (problem.status, problem.code) == (422, "input_invalid")

@@ -76,7 +76,7 @@ def test_200_hostile_requests(start_server: ServerFactory, rounds: int) -> None:
     assert wrong == []
     assert growth <= GROWTH_KIB
     assert watch.wrong == []
-    assert len(watch.took_s) > 10
+    assert len(watch.took_s) >= 5
     assert max(watch.took_s) < HEALTH_S
     client.start("afterwards", "instant").expect(200)
     assert server.stop() == 0
