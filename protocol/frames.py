@@ -54,9 +54,13 @@ class Directories(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Resource limits set in the worker before anything of the crew runs; None leaves the inherited one."""
+    """Resource limits in force before anything of the crew runs; None leaves the inherited one.
+
+    ``cpu_weight``: share of the processor beside other jobs, 1..10000, 100 by default; by cgroup only.
+    """
 
     memory_bytes: int | None = None
+    cpu_weight: int | None = None
     open_files: int | None = None
     processes: int | None = None
     file_bytes: int | None = None

@@ -11,13 +11,17 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from protocol.errors import StartError
+from supervisor.limits import CONTROLLERS
 from supervisor.processes import cgroup_of, process_of
 
 #: How long the probe at start waits for its victim to be gone, seconds.
 PROBE_DEADLINE_S = 5.0
+#: Where the supervisor moves when the cgroup that it was started in passes controllers on.
+SUPERVISOR_LEAF = "supervisor"
 
 
 class Leaf:
@@ -45,6 +49,15 @@ class Leaf:
     def exists(self) -> bool:
         """Whether the directory is still there."""
         return self.path.is_dir()
+
+    def write(self, files: Iterable[tuple[str, str]]) -> None:
+        """Write control files. Raises OSError naming the file."""
+        for name, text in files:
+            (self.path / name).write_text(text, encoding="ascii")
+
+    def controllers(self) -> frozenset[str]:
+        """Controllers that cgroups below this one may be given."""
+        return frozenset((self.path / "cgroup.controllers").read_text(encoding="ascii").split())
 
     def kill(self) -> None:
         """SIGKILL everything below, forks in flight included. Raises OSError where the kernel has no cgroup.kill."""
@@ -119,6 +132,8 @@ class Tree:
 
     def __init__(self, base: Leaf) -> None:
         self.base = base
+        #: Controllers in force in every leaf.
+        self.controllers: frozenset[str] = frozenset()
         self._lock = -1
 
     def lock(self) -> None:
@@ -132,6 +147,28 @@ class Tree:
                 f"cgroup {self.base.path} belongs to a running supervisor: this journal is a copy of its journal; "
                 "start on the original, or on a new journal"
             ) from None
+
+    def enable_controllers(self, own: Leaf) -> None:
+        """Have the kernel account and limit in our leaves what is delegated to ``own``, our present cgroup.
+
+        A cgroup that passes controllers on may hold no process itself (the "no internal processes" rule), so we move
+        into a leaf of our own first. What cannot be had is left out: rlimits take its place.
+        """
+        wanted = own.controllers() & frozenset(CONTROLLERS)
+        if not wanted:
+            return
+        request = [("cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(wanted)))]
+        home = own.below(SUPERVISOR_LEAF)
+        try:
+            home.path.mkdir(exist_ok=True)
+            home.add(os.getpid())
+            own.write(request)
+            self.base.write(request)
+        except OSError:
+            with contextlib.suppress(OSError):
+                own.add(os.getpid())
+            return
+        self.controllers = wanted
 
     def leaf(self, name: str) -> Leaf:
         """Handle of the leaf ``name``, made or not."""
@@ -189,11 +226,14 @@ def open_tree(root: Path | None, instance_id: str) -> Tree:
 
     ``root``: the directory to work below, by default the supervisor's own cgroup. Raises StartError saying what fails.
     """
-    base = _own_directory(root).below(f"crew-supervisor-{instance_id[:12]}")
+    own = _own_directory(root)
+    base = own.below(f"crew-supervisor-{instance_id[:12]}")
     tree = Tree(base)
     try:
         base.path.mkdir(exist_ok=True)
         tree.lock()
+        if root is None:
+            tree.enable_controllers(own)
         _probe(tree)
     except OSError as error:
         tree.remove()

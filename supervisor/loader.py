@@ -12,6 +12,7 @@ import msgspec
 
 from protocol import frames
 from supervisor.cgroup import Leaf, Tree
+from supervisor.limits import plan
 from supervisor.processes import Child, Reaper, cgroup_of, identify
 from supervisor.template import LaunchFailed, Role, TemplateFailed, TemplateProcess, empty_and_remove
 
@@ -132,7 +133,7 @@ class Loader:
         leaf_fd = leaf.open()
         self._newborn_leaves.add(leaf.proc_path)
         try:
-            wanted = msgspec.structs.replace(launch, leaf=True)
+            wanted = msgspec.structs.replace(self._limited(launch, leaf), leaf=True)
             answer = await self._ask(process, wanted, [*descriptors, leaf_fd])
             return Launched(child=self._adopt(process, answer), leaf=leaf, method=answer.method)
         except BaseException:
@@ -144,10 +145,19 @@ class Loader:
 
     async def become(self, process: TemplateProcess, launch: frames.Launch, descriptors: list[int]) -> Launched:
         """Have a standby become the worker, in the leaf it has. Raises LaunchFailed or TemplateFailed."""
+        if process.leaf is not None:
+            launch = self._limited(launch, process.leaf)
         answer = await self._ask(process, launch, descriptors)
         self.release(process)
         process.release()
         return Launched(child=process.child, leaf=process.leaf, method=answer.method)
+
+    def _limited(self, launch: frames.Launch, leaf: Leaf) -> frames.Launch:
+        """Put the crew's limits in force in its leaf; what no controller does is left to the worker. Raises OSError."""
+        assert self.tree is not None
+        division = plan(launch.limits, self.tree.controllers)
+        leaf.write(division.files)
+        return msgspec.structs.replace(launch, limits=division.rlimits)
 
     async def _ask(self, process: TemplateProcess, launch: frames.Launch, descriptors: list[int]) -> frames.Launched:
         try:

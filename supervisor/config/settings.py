@@ -25,6 +25,8 @@ class CrewSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     open_files: int | None = None
     processes: int | None = None
     file_bytes: int | None = None
+    cpu_weight: int | None = None
+    log_bytes: int | None = None
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
@@ -35,6 +37,7 @@ class CrewSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             open_files=self.open_files,
             processes=self.processes,
             file_bytes=self.file_bytes,
+            cpu_weight=self.cpu_weight,
         )
 
     def public(self) -> dict[str, Any]:
@@ -133,6 +136,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds a job's processes may go on after its result before the kill."""
         own = self.crew(crew_id).linger_s
         return self.linger_s if own is None else own
+
+    def log_bytes_of(self, crew_id: str) -> int:
+        """Captured output kept of a job of ``crew_id``."""
+        own = self.crew(crew_id).log_bytes
+        return self.log_bytes if own is None else own
 
     def public(self) -> dict[str, Any]:
         """JSON view of the settings in force: no token, and of a crew's environment only the names."""

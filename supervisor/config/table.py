@@ -103,5 +103,7 @@ CREW_SETTINGS: tuple[Setting, ...] = (
     Setting("open_files", None, Integer(64, 1_048_576)),
     Setting("processes", None, Integer(1, 4_194_304)),
     Setting("file_bytes", None, Integer(0, _LARGEST)),
+    Setting("cpu_weight", None, Integer(1, 10_000)),
+    Setting("log_bytes", None, Integer(4096, 1024 * MIB)),
     Setting("environment", None, Variables()),
 )

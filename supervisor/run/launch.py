@@ -114,9 +114,8 @@ class Bringup:
             raise
         finally:
             pipes.close_worker_ends()
-        capture = Capture(
-            self._means.workspace.log(record.row), settings.log_bytes, kept_bytes={"stderr": settings.log_bytes // 4}
-        )
+        log_bytes = settings.log_bytes_of(record.crew_id)
+        capture = Capture(self._means.workspace.log(record.row), log_bytes, kept_bytes={"stderr": log_bytes // 4})
         capture.attach(pipes.stdout, "stdout")
         capture.attach(pipes.stderr, "stderr")
         listener = self._listener

@@ -260,6 +260,8 @@ CREW_BOUNDS = {
     "open_files": (64, 1_048_576),
     "processes": (1, 4_194_304),
     "file_bytes": (0, 2**53 - 1),
+    "cpu_weight": (1, 10_000),
+    "log_bytes": (4096, 1 << 30),
 }
 
 

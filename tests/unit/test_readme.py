@@ -44,6 +44,8 @@ DEFAULT_RULES = {
     "crews.<id>.open_files": "inherited",
     "crews.<id>.processes": "inherited",
     "crews.<id>.file_bytes": "no limit",
+    "crews.<id>.cpu_weight": "none",
+    "crews.<id>.log_bytes": "as above",
     "crews.<id>.environment": "none",
 }
 
