@@ -26,11 +26,19 @@ class Frame(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields
 # --- supervisor to template or standby ---------------------------------------------------------------------------
 
 
+class User(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who workers run as: numeric ids."""
+
+    uid: Count
+    gid: Count
+    groups: tuple[Count, ...] = ()
+
+
 class Load(Frame, frozen=True, tag="load"):
     """First message to a template or standby: what to import. A ``standby`` becomes the worker of its one Launch.
 
     ``open_files``: the soft and hard RLIMIT_NOFILE that workers get. ``leaf``: a descriptor of the cgroup to join first
-    comes along.
+    comes along. ``user``: whom to become before anything is imported.
     """
 
     version: Count
@@ -40,6 +48,7 @@ class Load(Frame, frozen=True, tag="load"):
     open_files: tuple[int, int]
     leaf: bool
     supervisor_pid: Pid
+    user: User | None = None
 
 
 class Directories(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +75,7 @@ class Launch(Frame, frozen=True, tag="launch"):
     """Make one worker.
 
     Descriptors that come along, in this order: protocol socket, stdout, stderr and, if ``leaf``, the leaf cgroup.
+    ``namespace``: in a PID namespace of its own, whose init it is, so that nothing it starts can outlive it.
     """
 
     launch_id: Count
@@ -75,6 +85,7 @@ class Launch(Frame, frozen=True, tag="launch"):
     limits: Limits
     leaf: bool
     supervisor_pid: Pid
+    namespace: bool = False
 
 
 # --- template or standby to supervisor ---------------------------------------------------------------------------
@@ -120,6 +131,7 @@ class Launched(Frame, frozen=True, tag="launched"):
     launch_id: Count
     pid: Pid
     method: Name
+    namespace: bool = False
 
 
 class LaunchFailed(Frame, frozen=True, tag="launch_failed"):

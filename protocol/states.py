@@ -69,6 +69,7 @@ class Method(StrEnum):
 
     NEVER_STARTED = "never_started"
     CGROUP = "cgroup"
+    PID_NAMESPACE = "pid_namespace"
     KEEPER = "keeper"
     GROUP = "group"
     BOOT_CHANGED = "boot_changed"

@@ -17,6 +17,8 @@ from supervisor.template import LaunchFailed, Role, TemplateFailed, TemplateProc
 
 #: Waits between attempts to start a template that failed, seconds; the last repeats.
 RESTART_DELAYS_S = (0.1, 0.5, 2.0, 5.0, 15.0)
+#: End of the launch method of a worker in a PID namespace.
+NAMESPACED = "+pid_namespace"
 
 
 class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,10 +33,17 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
     open_files: tuple[int, int]
     output_directory: Path
+    #: Whom workers run as; None: as the supervisor.
+    user: frames.User | None = None
+    #: Whether each worker is to be the init of a PID namespace, where the kernel allows it.
+    namespace: bool = False
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that exists and has not said hello yet. ``leaf`` is where it and all that it starts live."""
+    """A worker that exists and has not said hello yet. ``leaf`` is where it and all that it starts live.
+
+    ``method``: how it was made; ``+pid_namespace`` at its end if it is the init of a namespace of its own.
+    """
 
     child: Child
     leaf: Leaf | None
@@ -88,6 +97,7 @@ class Loader:
             environment=settings.environment,
             open_files=settings.open_files,
             output=settings.output_directory / f"{role_name}.log",
+            user=settings.user,
         )
         leaf = self.tree.make(f"{role_name}-{next(self._names)}") if self.tree else None
         process = TemplateProcess.start(role, leaf, self._reaper)
@@ -123,16 +133,24 @@ class Loader:
         self, process: TemplateProcess, launch: frames.Launch, descriptors: list[int], name: str
     ) -> Launched:
         """Have ``process`` fork one worker into a new leaf ``name``. Raises LaunchFailed or TemplateFailed."""
+        launch = msgspec.structs.replace(launch, namespace=self.settings.namespace)
         leaf = self.tree.make(name) if self.tree else None
         if leaf is None:
             answer = await self._ask(process, launch, descriptors)
-            return Launched(child=self._adopt(process, answer), leaf=None, method=answer.method)
+            return Launched(child=self._adopt(process, answer), leaf=None, method=_method(answer))
         leaf_fd = leaf.open()
         self._newborn_leaves.add(leaf.proc_path)
         try:
-            wanted = msgspec.structs.replace(launch, leaf=True)
-            answer = await self._ask(process, wanted, [*descriptors, leaf_fd])
-            return Launched(child=self._adopt(process, answer), leaf=leaf, method=answer.method)
+            if self.settings.user is None:
+                wanted = msgspec.structs.replace(launch, leaf=True)
+                answer = await self._ask(process, wanted, [*descriptors, leaf_fd])
+                child = self._adopt(process, answer)
+            else:
+                # Another user may not enter a leaf, nor leave one: the newborn waits in the template's for this move.
+                answer = await self._ask(process, launch, descriptors)
+                child = self._adopt(process, answer)
+                leaf.add(child.pid)
+            return Launched(child=child, leaf=leaf, method=_method(answer))
         except BaseException:
             await empty_and_remove(leaf)
             raise
@@ -168,3 +186,12 @@ class Loader:
         if child.relayed:
             process.relayed[answer.pid] = child
         return child
+
+
+def _method(answer: frames.Launched) -> str:
+    return answer.method + (NAMESPACED if answer.namespace else "")
+
+
+def is_namespaced(method: str) -> bool:
+    """Whether a worker made so was the init of a PID namespace of its own."""
+    return method.endswith(NAMESPACED)

@@ -23,6 +23,7 @@ from protocol.states import Method, Phase, Status
 from supervisor.cgroup import Leaf, Tree
 from supervisor.job import Job, Outcome
 from supervisor.journal import Ending, Journal, Unfinished, WorkerIdentity
+from supervisor.loader import is_namespaced
 from supervisor.log import get_log
 from supervisor.processes import boot_id, is_alive, pid_namespace
 from supervisor.stop import Pause
@@ -36,7 +37,10 @@ RECORD_RETRY_S = 0.5
 class Recovery:
     """Fences every unfinished job of the journal. Call ``run`` before the listener opens."""
 
-    def __init__(self, journal: Journal, tree: Tree | None, workspace: Workspace, stop_timeout_s: float) -> None:
+    def __init__(
+        self, journal: Journal, tree: Tree | None, workspace: Workspace, *, stop_timeout_s: float, confined: bool
+    ) -> None:
+        self._confined = confined
         self._journal = journal
         self._tree = tree
         self._workspace = workspace
@@ -72,7 +76,7 @@ class Recovery:
         killed: set[int] = set()
         if worker is None or (worker.boot_id == boot_id() and worker.pid_ns == pid_namespace()):
             killed = await self._kill(item.record.row, worker)
-        evidence = _evidence(item, requested_at, len(killed))
+        evidence = _evidence(item, requested_at, len(killed), confined=self._confined)
         ending = _ending(item, evidence)
         await self._record(job, ending)
 
@@ -156,8 +160,11 @@ def _kill_identity(worker: WorkerIdentity) -> None:
         os.close(fd)
 
 
-def _evidence(item: Unfinished, requested_at: float, killed: int) -> StopEvidence:
-    """What a restart can say. Its own look came after the kill, but it never held the worker's wait status."""
+def _evidence(item: Unfinished, requested_at: float, killed: int, *, confined: bool) -> StopEvidence:
+    """What a restart can say. Its own look came after the kill, but it never held the worker's wait status.
+
+    ``confined``: workers ran as a user who may not move a process out of its leaf.
+    """
     worker = item.worker
     now = time.time()
     if worker is None:
@@ -167,6 +174,11 @@ def _evidence(item: Unfinished, requested_at: float, killed: int) -> StopEvidenc
         confirmed, method, reason = True, Method.BOOT_CHANGED, "restart"
     elif worker.pid_ns != pid_namespace():
         confirmed, method, reason = False, Method.CGROUP, "pid_namespace_changed"
+    elif is_namespaced(worker.method):
+        # The worker was the init of its PID namespace: the kernel lets it go only after all that lived in it.
+        confirmed, method, reason = True, Method.PID_NAMESPACE, "restart"
+    elif worker.leaf is not None and confined:
+        confirmed, method, reason = True, Method.CGROUP, "restart"
     elif worker.leaf is None:
         confirmed, method, reason = False, Method.GROUP, "no_cgroup"
     else:

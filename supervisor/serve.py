@@ -13,10 +13,11 @@ from pathlib import Path
 from aiohttp import web
 
 from protocol.errors import ConfigError, CrewError, StartError
+from protocol.frames import User
 from protocol.operations import Operation
 from supervisor import processes
 from supervisor.cgroup import Tree, open_tree
-from supervisor.config import Settings, load, prepare_training_dir
+from supervisor.config import Settings, load, prepare_training_dir, resolve_worker_user
 from supervisor.environment import raise_descriptor_limit, worker_environment
 from supervisor.health import VERSION, HealthReport
 from supervisor.http.edge import Edge
@@ -48,11 +49,12 @@ def main(config_path: Path | None) -> int:
         settings = load(config_path, os.environ)
         if Operation.TRAIN in settings.allowed_operations and settings.training_dir is not None:
             prepare_training_dir(settings.training_dir)
+        user = resolve_worker_user(settings)
     except ConfigError as error:
         log.error("config_refused", detail=error.detail)
         return EXIT_CONFIG
     try:
-        return asyncio.run(Supervisor(settings).serve())
+        return asyncio.run(Supervisor(settings, user).serve())
     except StartError as error:
         log.error("start_refused", detail=error.detail)
         return EXIT_START
@@ -61,8 +63,9 @@ def main(config_path: Path | None) -> int:
 class Supervisor:
     """One serving process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, user: User | None) -> None:
         self._settings = settings
+        self._user = user
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
 
@@ -83,11 +86,15 @@ class Supervisor:
         stack.push_async_callback(journal.close)
         for text in journal.warnings:
             log.warning("journal_warning", detail=text)
-        workspace = Workspace(work_dir)
+        user = self._user
+        workspace = Workspace(work_dir, None if user is None else (user.uid, user.gid))
         tree = self._open_tree(journal, stack)
         reaper = processes.Reaper()
         reaper.install()
-        recovered = await Recovery(journal, tree, workspace, settings.stop_timeout_s).run()
+        recovery = Recovery(
+            journal, tree, workspace, stop_timeout_s=settings.stop_timeout_s, confined=user is not None
+        )
+        recovered = await recovery.run()
         loader = Loader(self._launch_settings(open_files, work_dir), tree, reaper)
         launcher = Launcher(loader)
         stack.push_async_callback(launcher.close)
@@ -148,6 +155,8 @@ class Supervisor:
             environment=worker_environment(os.environ) | {"CREWAI_STORAGE_DIR": str(work_dir / "template")},
             open_files=open_files,
             output_directory=work_dir,
+            user=self._user,
+            namespace=settings.pid_namespace == "auto" and self._user is None and os.geteuid() == 0,
         )
 
     async def _listen(self, routes: Routes, jobs: Jobs, launcher: Launcher) -> int:

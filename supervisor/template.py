@@ -52,6 +52,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
     open_files: tuple[int, int]
     output: Path
+    user: frames.User | None = None
 
 
 class TemplateProcess:
@@ -103,6 +104,7 @@ class TemplateProcess:
             open_files=self.role.open_files,
             leaf=leaf_fd is not None,
             supervisor_pid=os.getpid(),
+            user=self.role.user,
         )
         self._channel.send(load, [] if leaf_fd is None else [leaf_fd])
         if leaf_fd is not None:

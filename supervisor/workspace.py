@@ -44,11 +44,16 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
 class Workspace:
     """Everything below ``work_dir``: crews/, jobs/, logs/, replays/."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, owner: tuple[int, int] | None = None) -> None:
+        """``owner``: (uid, gid) of the workers, where they are not the supervisor's own user."""
         self.root = root
+        self._owner = owner
         for name in ("crews", "jobs", "logs", "replays"):
             (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        root.chmod(0o700)
+        # Workers of another user pass through, and see no names.
+        shared = 0o700 if owner is None else 0o711
+        for path in (root, root / "crews", root / "jobs"):
+            path.chmod(shared)
 
     def prepare(self, row: int, crew_id: str) -> Directories:
         """Make the directories of one job. Raises OSError."""
@@ -62,9 +67,17 @@ class Workspace:
             storage=str(crew / "storage"),
             locks=str(crew / "locks"),
         )
-        for path in msgspec.structs.astuple(paths):
-            Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in (crew, job, *map(Path, msgspec.structs.astuple(paths))):
+            self._make(path)
         return paths
+
+    def _make(self, path: Path) -> None:
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            return
+        if self._owner is not None:
+            os.chown(path, *self._owner, follow_symlinks=False)
 
     def job(self, row: int) -> Path:
         """A job's own directory."""
@@ -106,6 +119,8 @@ class Workspace:
         except FileNotFoundError:
             return None
         copy.chmod(0o600)
+        if self._owner is not None:
+            os.chown(copy, *self._owner, follow_symlinks=False)
         return copy
 
     def training_file(self, row: int) -> Path:

@@ -45,14 +45,21 @@ def become_worker(
     evaluators: Mapping[str, object],
     open_files: tuple[int, int],
     in_leaf: bool,
+    namespace: bool,
     parent_pid: int | None,
 ) -> NoReturn:
     """Turn this process into the worker of ``launch``; never returns.
 
-    ``parent_pid``: whose death kills us, None where the parent is a template that may be recycled.
+    ``parent_pid``: whose death kills us, None where the parent is a template that may be recycled. ``namespace``:
+    this is the init of a new PID namespace.
     """
     code = EXIT_SANDBOX
     try:
+        if namespace:
+            parent_pid = 0
+            # Where mounting is refused, /proc inside shows the supervisor's pids; nothing of the proof depends on it.
+            with contextlib.suppress(OSError):
+                sandbox.show_own_processes()
         channel = _enter_sandbox(launch, descriptors, open_files=open_files, in_leaf=in_leaf, parent_pid=parent_pid)
         code = _serve(channel, launch, crews, evaluators)
     except (PipeClosed, ProtocolViolation):

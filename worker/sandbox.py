@@ -12,9 +12,12 @@ import signal
 import sys
 import tempfile
 
-from protocol.frames import Launch
+from protocol.frames import Launch, User
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+MS_REC, MS_PRIVATE = 0x4000, 0x40000
 #: Protocol descriptors live above what a careless ``close()`` loop or ``dup2`` of a crew usually hits.
 PROTOCOL_FD_FLOOR = 500
 #: Added to the supervisor's oom_score_adj (1..1000), so that the kernel prefers a worker.
@@ -37,14 +40,40 @@ def join_leaf(leaf_fd: int) -> None:
 def die_with_parent(expected_ppid: int) -> None:
     """Ask for SIGKILL when the thread that made us ends (PR_SET_PDEATHSIG in prctl(2)), then check it is not too late.
 
+    ``expected_ppid`` is 0 for the init of a PID namespace, whose parent is outside: there the end of the pipe tells.
     Raises ParentGone. Must follow any change of user, which clears the setting.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != expected_ppid:
         raise ParentGone(f"parent is {os.getppid()}, not {expected_ppid}")
+
+
+def _prctl(option: int, value: int) -> None:
+    _check(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0))
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def become_user(user: User) -> None:
+    """Take on another user for good (setresuid(2)). Raises OSError.
+
+    The change makes the process undumpable, and /proc/self root's; dumpable again, it may raise its own OOM score.
+    """
+    os.setgroups(user.groups)
+    os.setresgid(user.gid, user.gid, user.gid)
+    os.setresuid(user.uid, user.uid, user.uid)
+    _prctl(PR_SET_DUMPABLE, 1)
+
+
+def show_own_processes() -> None:
+    """Inside a new mount and PID namespace: a /proc of our own, seen by nobody else (mount(2)). Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    _check(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
+    _check(libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None))
 
 
 def reset_signals() -> None:

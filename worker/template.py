@@ -108,7 +108,7 @@ class Template:
         launch, received = self._receive_launch()
         descriptors = Descriptors(launch, received)
         self._channel.send(frames.Launched(launch_id=launch.launch_id, pid=os.getpid(), method="standby"))
-        self._become(launch, descriptors, in_leaf=False, parent_pid=launch.supervisor_pid)
+        self._become(launch, descriptors, in_leaf=False, namespace=False, parent_pid=launch.supervisor_pid)
 
     def _receive_launch(self) -> tuple[frames.Launch, list[int]]:
         frame, received = self._channel.receive()
@@ -120,14 +120,20 @@ class Template:
         child_fd = None
         try:
             descriptors = Descriptors(launch, received)
-            pid, method, in_leaf = forker.fork(descriptors.leaf)
-            if pid == 0:
-                parent = None if method is ForkMethod.FORK else launch.supervisor_pid
-                self._become(launch, descriptors, in_leaf=in_leaf, parent_pid=parent)
-            if method is ForkMethod.FORK:
-                child_fd = os.pidfd_open(pid)
-                self._children[child_fd] = pid
-            self._channel.send(frames.Launched(launch_id=launch.launch_id, pid=pid, method=method.value))
+            made = forker.fork(descriptors.leaf, namespace=launch.namespace)
+            if made.pid == 0:
+                parent = None if made.method is ForkMethod.FORK else launch.supervisor_pid
+                self._become(
+                    launch, descriptors, in_leaf=made.in_leaf, namespace=made.namespace, parent_pid=parent
+                )
+            if made.method is ForkMethod.FORK:
+                child_fd = os.pidfd_open(made.pid)
+                self._children[child_fd] = made.pid
+            self._channel.send(
+                frames.Launched(
+                    launch_id=launch.launch_id, pid=made.pid, method=made.method.value, namespace=made.namespace
+                )
+            )
         except (OSError, ProtocolViolation) as error:
             detail = f"{type(error).__name__}: {error}"
             self._channel.send(frames.LaunchFailed(launch_id=launch.launch_id, detail=detail))
@@ -144,7 +150,13 @@ class Template:
             self._channel.send(frames.Exited(pid=pid, status=status))
 
     def _become(
-        self, launch: frames.Launch, descriptors: Descriptors, *, in_leaf: bool, parent_pid: int | None
+        self,
+        launch: frames.Launch,
+        descriptors: Descriptors,
+        *,
+        in_leaf: bool,
+        namespace: bool,
+        parent_pid: int | None,
     ) -> None:
         become_worker(
             launch,
@@ -153,6 +165,7 @@ class Template:
             evaluators=self._evaluators,
             open_files=self._load.open_files,
             in_leaf=in_leaf,
+            namespace=namespace,
             parent_pid=parent_pid,
         )
 
@@ -175,11 +188,13 @@ def main(fd: int) -> None:
         load, received = channel.receive()
         if not isinstance(load, frames.Load) or load.version != frames.PROTOCOL_VERSION or load.role not in ROLES:
             raise ProtocolViolation(f"expected load of version {frames.PROTOCOL_VERSION}")
-        sandbox.die_with_parent(load.supervisor_pid)
         if load.leaf:
             sandbox.join_leaf(received[0])
         for descriptor in received:
             os.close(descriptor)
+        if load.user is not None:
+            sandbox.become_user(load.user)
+        sandbox.die_with_parent(load.supervisor_pid)
         template = Template(channel, load)
         try:
             template.prepare()

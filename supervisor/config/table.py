@@ -71,6 +71,8 @@ SETTINGS: tuple[Setting, ...] = (
     _ours("launch", Choice("auto", "fork", "spawn")),
     _ours("stop_method", Choice("auto", "cgroup", "group")),
     _ours("cgroup_root", Directory()),
+    _ours("worker_user", Text(optional=True)),
+    _ours("pid_namespace", Choice("auto", "off")),
     _ours("grace_s", Number(0, MAX_SHUTDOWN_S)),
     _ours("linger_s", Number(0, 600)),
     _ours("stop_timeout_s", Number(0.1, MAX_SHUTDOWN_S)),
