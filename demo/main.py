@@ -5,6 +5,7 @@ Exit status 0 only if everything that was printed as true was true.
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -53,6 +54,9 @@ def main() -> int:
         cleared = server.clear()
     screen.title("At the end")
     screen.claim("no process, no cgroup and no file of this demo is left", cleared)
+    if screen.broken:
+        for line in server.errors[-5:]:
+            screen.note(f"supervisor's log: {json.dumps(line)}")
     _conclude(screen, time.monotonic() - began)
     return 1 if screen.broken else 0
 

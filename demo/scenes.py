@@ -202,11 +202,10 @@ def _claim_fenced(screen: Screen, client: Client, seen: list[Event]) -> None:
             "Nothing of the job is left in its cgroup. But while no supervisor lived, a process of the same user "
             "could have moved itself out of that cgroup, so the record does not call this a proof."
         )
+    about_stop = "that the stop is confirmed" if stop["confirmed"] else "why the stop is not called confirmed"
     screen.claim(
-        "the record says failed, with uncertain outcome, and gives the reason why the stop is not confirmed",
-        view["status"] == "failed"
-        and view["uncertain_outcome"] is True
-        and (stop["confirmed"] is True or bool(stop["reason"])),
+        f"the record says failed, with uncertain outcome, and {about_stop}",
+        view["status"] == "failed" and view["uncertain_outcome"] is True and bool(stop["reason"]),
     )
     rest = list(client.follow("watch-1", len(seen)))
     whole = client.get("/jobs/watch-1/events").document["events"]

@@ -38,6 +38,8 @@ class Server:
         self.home = Path(tempfile.mkdtemp(prefix="crew-supervisor-demo-"))
         self.ready_s = 0.0
         self.cgroup: Path | None = None
+        #: Lines of the supervisor's log at level error.
+        self.errors: list[dict[str, Any]] = []
         self._token = secrets.token_urlsafe(24)
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -106,6 +108,8 @@ class Server:
                     line = json.loads(raw)
                     if line.get("event") == "stop_method" and line.get("cgroup"):
                         self.cgroup = Path(line["cgroup"])
+                    if line.get("level") == "error":
+                        self.errors.append(line)
                     lines.put(line)
         lines.put(None)
 

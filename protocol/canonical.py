@@ -17,6 +17,8 @@ from protocol.errors import BadJson
 
 #: Deepest nesting admitted; deeper documents break common JSON readers downstream.
 MAX_DEPTH = 100
+#: Deepest nesting of an event's data or an output: the documents that carry it add a few levels of their own.
+MAX_DATA_DEPTH = 96
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -62,7 +64,7 @@ def parse(body: bytes) -> Any:
     except ValueError:
         raise BadJson("an integer has more digits than can be read; send it as a string") from None
     if text.count("[") + text.count("{") > MAX_DEPTH:
-        _check_depth(value)
+        _check_depth(value, MAX_DEPTH)
     if "\\u" in text:
         _check_surrogates(value)
     return value
@@ -72,14 +74,14 @@ def _quote(key: str) -> str:
     return json.dumps(key)[:80]
 
 
-def _check_depth(value: Any) -> None:
+def _check_depth(value: Any, limit: int) -> None:
     level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(limit):
         level = [child for item in level for child in _children(item)]
         if not level:
             return
     if any(isinstance(item, dict | list) for item in level):
-        raise BadJson(f"nesting is deeper than {MAX_DEPTH} levels")
+        raise BadJson(f"nesting is deeper than {limit} levels")
 
 
 def _children(item: Any) -> list[Any]:
@@ -123,13 +125,18 @@ def compact(value: Any) -> bytes:
 
 
 def check_object(data: bytes) -> None:
-    """Check that ``data`` is one ASCII JSON object on one line. Raises BadJson."""
+    """Check that ``data`` is one strict ASCII JSON object on one line, at most MAX_DATA_DEPTH deep. Raises BadJson."""
     if not data.isascii() or not data.startswith(b"{") or b"\n" in data or b"\r" in data:
         raise BadJson("not an ASCII JSON object on one line")
     try:
-        msgspec.json.decode(data)
+        value = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadJson(f"not a JSON object: {error}") from None
+    if data.count(b"[") + data.count(b"{") > MAX_DATA_DEPTH:
+        _check_depth(value, MAX_DATA_DEPTH)
+    # The decoder keeps the last of equal keys: then fewer colons come back. It may also be a matter of spaces.
+    if data.count(b'":') != msgspec.json.encode(value).count(b'":'):
+        parse(data)
 
 
 def with_fields(document: bytes, fields: dict[str, Any]) -> bytes:

@@ -75,6 +75,7 @@ class Launch(Frame, frozen=True, tag="launch"):
     """Make one worker.
 
     Descriptors that come along, in this order: protocol socket, stdout, stderr and, if ``leaf``, the leaf cgroup.
+    ``keeper``: no cgroup is writable; a keeper is made that makes the worker, and its control socket comes last.
     ``namespace``: in a PID namespace of its own, whose init it is, so that nothing it starts can outlive it.
     """
 
@@ -86,6 +87,7 @@ class Launch(Frame, frozen=True, tag="launch"):
     leaf: bool
     supervisor_pid: Pid
     namespace: bool = False
+    keeper: bool = False
 
 
 # --- template or standby to supervisor ---------------------------------------------------------------------------
@@ -146,6 +148,33 @@ class Exited(Frame, frozen=True, tag="exited"):
 
     pid: Pid
     status: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+# --- supervisor to keeper and back ---------------------------------------------------------------------------------
+
+
+class Sweep(Frame, frozen=True, tag="sweep"):
+    """Kill everything below the keeper and answer with Empty."""
+
+
+class Kept(Frame, frozen=True, tag="kept"):
+    """The keeper has made the worker. ``start_ticks``: field 22 of its proc_pid_stat(5)."""
+
+    pid: Pid
+    start_ticks: Count
+
+
+class Ended(Frame, frozen=True, tag="ended"):
+    """The worker has ended; ``status`` as waitpid(2) gives it."""
+
+    status: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class Empty(Frame, frozen=True, tag="empty"):
+    """The kernel has said ECHILD: nothing is left below the keeper. ``killed`` counts processes that the sweep met."""
+
+    status: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None
+    killed: Count
 
 
 # --- supervisor to worker ----------------------------------------------------------------------------------------
@@ -217,6 +246,8 @@ class CancelAnswer(Frame, frozen=True, tag="cancel_answer"):
 
 
 ToTemplate = Load | Launch
+ToKeeper = Sweep
+FromKeeper = Kept | Ended | Empty
 FromTemplate = Ready | LoadFailed | Launched | LaunchFailed | Exited
 ToWorker = Go | Cancel
 FromWorker = Hello | Chunk | Result | Failure | CancelAnswer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 READ_BYTES = 65_536
@@ -17,9 +18,12 @@ READS_AT_CLOSE = 16
 class Capture:
     """Reads pipes by line and appends ``stream line`` to one file, at most ``limit_bytes`` of it."""
 
-    def __init__(self, path: Path, limit_bytes: int) -> None:
+    def __init__(self, path: Path, limit_bytes: int, *, kept_bytes: Mapping[str, int] | None = None) -> None:
+        """``kept_bytes``: what the pipes of other labels leave free for that label, so that a flood hides no error."""
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._room = limit_bytes
+        self._kept = {label.encode("ascii") + b" ": size for label, size in (kept_bytes or {}).items()}
+        self._at_line_start = True
         self._loop = asyncio.get_running_loop()
         self._pipes: dict[int, tuple[bytes, bytearray]] = {}
         self.dropped_bytes = 0
@@ -56,22 +60,27 @@ class Capture:
             out += label + kept[:LINE_BYTES] + b"\n"
             del kept[:LINE_BYTES]
         rest[:] = kept
-        self.write(bytes(out))
+        self._write(label, bytes(out))
 
-    def write(self, data: bytes) -> None:
+    def _write(self, label: bytes, data: bytes) -> None:
         """Append ``data`` as far as the bound allows; a full disk drops it, since a log must not stop a job."""
-        taken = data[: self._room]
+        kept = sum(size for other, size in self._kept.items() if other != label)
+        taken = data[: max(0, self._room - kept)]
         try:
             written = os.write(self._file, taken) if taken else 0
         except OSError:
             written = 0
         self._room -= written
+        if label in self._kept:
+            self._kept[label] = max(0, self._kept[label] - written)
+        if written:
+            self._at_line_start = taken[:written].endswith(b"\n")
         self.dropped_bytes += len(data) - written
 
     def _detach(self, fd: int) -> None:
         label, rest = self._pipes.pop(fd)
         if rest:
-            self.write(label + bytes(rest) + b"\n")
+            self._write(label, label + bytes(rest) + b"\n")
         self._loop.remove_reader(fd)
         os.close(fd)
 
@@ -85,5 +94,7 @@ class Capture:
                 self._detach(fd)
         if self.dropped_bytes:
             with contextlib.suppress(OSError):
-                os.write(self._file, b"supervisor %d bytes above the bound were dropped\n" % self.dropped_bytes)
+                start = b"" if self._at_line_start else b"\n"
+                note = b"supervisor %d bytes above the bound were dropped\n" % self.dropped_bytes
+                os.write(self._file, start + note)
         os.close(self._file)

@@ -17,6 +17,8 @@ T = TypeVar("T")
 READ_BYTES = 65_536
 #: Reads taken in one turn of the event loop, so that one flooding worker cannot hold it.
 READS_PER_TURN = 4
+#: A socket buffer never holds more than this many reads; a dead peer's pipe is empty before.
+READS_PER_DRAIN = 512
 
 
 class Channel(Generic[T]):
@@ -91,9 +93,10 @@ class Channel(Generic[T]):
             self._loop.add_reader(self._sock, self._on_readable)
 
     def drain(self) -> None:
-        """Read what is in the pipe now, until it is empty or ended, paused or not."""
-        while not self.ended and self._read_once():
-            pass
+        """Read what is in the pipe now, paused or not: until it is empty or ended, or a live flooder had its share."""
+        for _ in range(READS_PER_DRAIN):
+            if self.ended or not self._read_once():
+                return
 
     def _on_readable(self) -> None:
         for _ in range(READS_PER_TURN):

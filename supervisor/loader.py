@@ -33,6 +33,8 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
     open_files: tuple[int, int]
     output_directory: Path
+    #: Of the journal; tells leaves of this process from what an earlier one left.
+    epoch: int
     #: Whom workers run as; None: as the supervisor.
     user: frames.User | None = None
     #: Whether each worker is to be the init of a PID namespace, where the kernel allows it.
@@ -99,7 +101,7 @@ class Loader:
             output=settings.output_directory / f"{role_name}.log",
             user=settings.user,
         )
-        leaf = self.tree.make(f"{role_name}-{next(self._names)}") if self.tree else None
+        leaf = self.tree.make(f"{role_name}-{settings.epoch}.{next(self._names)}") if self.tree else None
         process = TemplateProcess.start(role, leaf, self._reaper)
         self._processes.add(process)
         try:

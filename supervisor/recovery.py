@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeGuard
 
 import msgspec
 
@@ -25,7 +26,7 @@ from supervisor.job import Job, Outcome
 from supervisor.journal import Ending, Journal, Unfinished, WorkerIdentity
 from supervisor.loader import is_namespaced
 from supervisor.log import get_log
-from supervisor.processes import boot_id, is_alive, pid_namespace
+from supervisor.processes import boot_id, is_alive, is_zombie, pid_namespace
 from supervisor.stop import Pause
 from supervisor.workspace import Workspace
 
@@ -92,10 +93,10 @@ class Recovery:
                     with contextlib.suppress(OSError):
                         leaf.kill()
                     leaf.sweep()
-            if worker is not None and is_alive(worker.identity):
+            if _runs(worker):
                 killed.add(worker.pid)
                 _kill_identity(worker)
-            if not any(leaf.populated() for leaf in leaves) and not (worker and is_alive(worker.identity)):
+            if not any(leaf.populated() for leaf in leaves) and not _runs(worker):
                 break
             await pause.wait()
         for leaf in leaves:
@@ -144,6 +145,11 @@ class Recovery:
         job.feed.end()
         job.ended.set_result(Outcome(record=job.record, cause=None))
         log.warning("job_fenced", action_id=job.action_id, uncertain=ending.uncertain)
+
+
+def _runs(worker: WorkerIdentity | None) -> TypeGuard[WorkerIdentity]:
+    """Whether that worker can still run code: one that has exited may wait long for its new parent to reap it."""
+    return worker is not None and is_alive(worker.identity) and not is_zombie(worker.pid)
 
 
 def _kill_identity(worker: WorkerIdentity) -> None:

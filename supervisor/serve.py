@@ -95,7 +95,7 @@ class Supervisor:
             journal, tree, workspace, stop_timeout_s=settings.stop_timeout_s, confined=user is not None
         )
         recovered = await recovery.run()
-        loader = Loader(self._launch_settings(open_files, work_dir), tree, reaper)
+        loader = Loader(self._launch_settings(open_files, work_dir, journal.epoch), tree, reaper)
         launcher = Launcher(loader)
         stack.push_async_callback(launcher.close)
         await launcher.start()
@@ -143,7 +143,7 @@ class Supervisor:
         log.info("stop_method", method="cgroup", cgroup=str(tree.base.path))
         return tree
 
-    def _launch_settings(self, open_files: tuple[int, int], work_dir: Path) -> LaunchSettings:
+    def _launch_settings(self, open_files: tuple[int, int], work_dir: Path, epoch: int) -> LaunchSettings:
         settings = self._settings
         return LaunchSettings(
             registry=settings.registry,
@@ -155,6 +155,7 @@ class Supervisor:
             environment=worker_environment(os.environ) | {"CREWAI_STORAGE_DIR": str(work_dir / "template")},
             open_files=open_files,
             output_directory=work_dir,
+            epoch=epoch,
             user=self._user,
             namespace=settings.pid_namespace == "auto" and self._user is None and os.geteuid() == 0,
         )

@@ -30,11 +30,11 @@ class Descriptors:
     """The descriptors of one Launch, in their order on the wire."""
 
     def __init__(self, launch: frames.Launch, received: list[int]) -> None:
-        if len(received) != (4 if launch.leaf else 3):
+        if len(received) != 3 + launch.leaf + launch.keeper:
             raise ProtocolViolation(f"launch {launch.launch_id} came with {len(received)} descriptors")
         self.protocol, self.stdout, self.stderr = received[:3]
         self.leaf = received[3] if launch.leaf else None
-        self.all = received
+        self.keeper = received[-1] if launch.keeper else None
 
 
 def become_worker(

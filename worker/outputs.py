@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from protocol.canonical import MAX_DEPTH
+from protocol.canonical import MAX_DATA_DEPTH
 
 #: Messages of one task kept in an output, in bytes of JSON; every task repeats what earlier ones said.
 MAX_MESSAGES_BYTES = 65_536
@@ -27,8 +27,8 @@ class TooLarge(Exception):
 class Sanitizer:
     """Makes JSON-safe copies, one instance per document; stops with TooLarge once the copy must exceed ``limit_bytes``.
 
-    Non-finite numbers become null, lone surrogates U+FFFD, values below MAX_DEPTH text, cycles ``"<cycle>"``, pydantic
-    models their JSON dump, dataclasses and mappings objects, lists, tuples and sets arrays, anything else text.
+    Non-finite numbers become null, lone surrogates U+FFFD, values below MAX_DATA_DEPTH text, cycles ``"<cycle>"``,
+    pydantic models their JSON dump, dataclasses and mappings objects, lists, tuples and sets arrays, all else text.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -59,7 +59,7 @@ class Sanitizer:
     def _compound(self, value: Any, depth: int) -> Any:
         if id(value) in self._path:
             return self._spend("<cycle>", 1)
-        if depth >= MAX_DEPTH:
+        if depth >= MAX_DATA_DEPTH:
             text = text_of(value)[:CUT_TEXT]
             return self._spend(_text(text), len(text))
         self._spend(None, 2)

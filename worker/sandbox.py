@@ -16,6 +16,7 @@ from protocol.frames import Launch, User
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 #: Protocol descriptors live above what a careless ``close()`` loop or ``dup2`` of a crew usually hits.
@@ -67,6 +68,35 @@ def become_user(user: User) -> None:
     os.setresgid(user.gid, user.gid, user.gid)
     os.setresuid(user.uid, user.uid, user.uid)
     _prctl(PR_SET_DUMPABLE, 1)
+
+
+def adopt_orphans() -> None:
+    """Become the subreaper of everything below this process. Raises OSError."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def own_children() -> list[int]:
+    """Pids of the children of this single-threaded process, zombies included (proc_pid_task(5))."""
+    with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+def start_ticks(pid: int) -> int:
+    """Field 22 of proc_pid_stat(5) of a child that is not reaped yet."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        text = file.read()
+    return int(text[text.rindex(b")") + 2 :].split()[19])
+
+
+def keep_only(descriptor: int) -> int:
+    """Close every descriptor but this one, with /dev/null at 0-2. Returns its new number."""
+    high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    null = os.open(os.devnull, os.O_RDWR)
+    for target in range(3):
+        os.dup2(null, target, inheritable=True)
+    os.closerange(3, high)
+    os.closerange(high + 1, 1 << 20)
+    return high
 
 
 def show_own_processes() -> None:

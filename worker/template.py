@@ -16,10 +16,11 @@ import time
 import traceback
 from collections.abc import Mapping
 from importlib import metadata
+from typing import NoReturn
 
 from protocol import frames
 from protocol.errors import ProtocolViolation
-from worker import registry, sandbox
+from worker import keeper, registry, sandbox
 from worker.channel import Channel, PipeClosed
 from worker.job import EXIT_PIPE, Descriptors, become_worker
 from worker.sibling import ForkMethod, SiblingForker
@@ -123,6 +124,8 @@ class Template:
             made = forker.fork(descriptors.leaf, namespace=launch.namespace)
             if made.pid == 0:
                 parent = None if made.method is ForkMethod.FORK else launch.supervisor_pid
+                if descriptors.keeper is not None:
+                    self._keep(launch, descriptors)
                 self._become(
                     launch, descriptors, in_leaf=made.in_leaf, namespace=made.namespace, parent_pid=parent
                 )
@@ -142,6 +145,14 @@ class Template:
                 os.close(fd)
         return child_fd
 
+    def _keep(self, launch: frames.Launch, descriptors: Descriptors) -> NoReturn:
+        assert descriptors.keeper is not None
+
+        def run_worker(keeper_pid: int) -> NoReturn:
+            self._become(launch, descriptors, in_leaf=True, namespace=False, parent_pid=keeper_pid)
+
+        keeper.keep(descriptors.keeper, launch.directories.job, run_worker)
+
     def _relay(self, fd: int) -> None:
         pid = self._children.pop(fd)
         os.close(fd)
@@ -157,7 +168,7 @@ class Template:
         in_leaf: bool,
         namespace: bool,
         parent_pid: int | None,
-    ) -> None:
+    ) -> NoReturn:
         become_worker(
             launch,
             descriptors,

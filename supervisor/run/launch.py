@@ -114,7 +114,9 @@ class Bringup:
             raise
         finally:
             pipes.close_worker_ends()
-        capture = Capture(self._means.workspace.log(record.row), settings.log_bytes)
+        capture = Capture(
+            self._means.workspace.log(record.row), settings.log_bytes, kept_bytes={"stderr": settings.log_bytes // 4}
+        )
         capture.attach(pipes.stdout, "stdout")
         capture.attach(pipes.stderr, "stderr")
         listener = self._listener

@@ -7,13 +7,14 @@ nothing that a reader has seen, must leave no process of the old one alive, and 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ SEED = int(os.environ.get("CRASH_SEED", "20250117"))
 SERVERS, INSTANTS = 4, 13
 STRESS_INSTANTS = 500
 MUTANT_KILLS = 10
+PR_SET_CHILD_SUBREAPER = 36
 SETTINGS: dict[str, Any] = {
     "max_concurrency": 3,
     "max_retained_runs": 100_000,
@@ -102,6 +104,18 @@ def test_a_server_that_shows_events_before_their_commit_is_caught(make_trial: Ma
         if any("a reader saw" in violation for violation in trial.violations):
             return
     raise AssertionError(f"{MUTANT_KILLS} kills did not show that events were taken back: {trial.violations}")
+
+
+def test_a_restart_that_kills_nothing_is_caught(make_trial: MakeTrial) -> None:
+    trial = make_trial(mutant="sparing", linger_s=60)
+    beats = trial.heartbeats / "spared"
+    action = Action("spared", "daemon", {"action": "spared", "heartbeat": str(beats)})
+    with action.stream(trial.client()):
+        procs.wait_until(lambda: procs.read_beats(beats), 10, "a heartbeat")
+        trial.server.kill()
+    trial.restart_and_check([action])
+    for told in ("outlived their supervisor", "its daemons", "leaves"):
+        assert any(told in violation for violation in trial.violations), (told, trial.violations)
 
 
 # --- chosen instants -----------------------------------------------------------------------------------------------
@@ -265,6 +279,33 @@ def test_killed_again_and_again_while_it_recovers(make_trial: MakeTrial) -> None
     trial.restart_and_check(actions)
     assert not trial.violations, "\n".join(trial.violations)
     assert trial.fenced == {"started": 2}
+
+
+@pytest.fixture
+def unreaping() -> Iterator[None]:
+    """Orphans become our children, and stay zombies until the end: a container's PID 1 may be such a parent."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    before = set(procs.children(os.getpid()))
+    yield
+    assert libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) == 0
+    for orphan in set(procs.children(os.getpid())) - before:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(orphan, os.WNOHANG)
+
+
+@pytest.mark.usefixtures("unreaping")
+def test_a_dead_worker_that_nobody_reaps_holds_no_restart_up(make_trial: MakeTrial) -> None:
+    trial = make_trial(stop_timeout_s=5)
+    action = working("zombie", "sleeper")
+    with action.stream(trial.client()) as stream:
+        stream.until("started")
+        worker = action.show(trial.client()).json()["worker"]["pid"]
+        trial.server.kill()
+    procs.wait_until(lambda: not procs.alive(worker), 5, "the worker died with its supervisor")
+    assert procs.start_ticks(worker) is not None, "somebody reaped the worker: this proves nothing"
+    (end,) = check(trial, action)
+    assert (end["event"], end["error_type"]) == ("failed", "SupervisorRestart")
 
 
 def in_background(work: Callable[[], object]) -> threading.Thread:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from supervisor import __main__ as entry
+from supervisor.recovery import Recovery
 from supervisor.run.recorder import Recorder
 from supervisor.stop import Stop
 
@@ -59,7 +60,22 @@ def hasty() -> None:
     replace(Recorder, "_run", run)
 
 
-MUTANTS: dict[str, Callable[[], None]] = {"toothless": toothless, "blind": blind, "late": late, "hasty": hasty}
+def sparing() -> None:
+    """A restart records what its predecessor left unfinished, and kills nothing."""
+
+    async def kill(recovery: Recovery, *arguments: Any) -> set[int]:
+        return set()
+
+    replace(Recovery, "_kill", kill)
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    "toothless": toothless,
+    "blind": blind,
+    "late": late,
+    "hasty": hasty,
+    "sparing": sparing,
+}
 
 
 if __name__ == "__main__":

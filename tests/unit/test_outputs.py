@@ -79,12 +79,12 @@ def test_an_integer_beyond_what_cpython_prints_becomes_text() -> None:
 
 def test_nesting_ends_at_the_depth_that_requests_may_have() -> None:
     deep: Any = "bottom"
-    for _ in range(canonical.MAX_DEPTH):
+    for _ in range(canonical.MAX_DATA_DEPTH):
         deep = [deep]
     assert clean(deep) == deep
     assert str(clean([deep])).count("[") > 1
     shallow = clean([deep])
-    for _ in range(canonical.MAX_DEPTH):
+    for _ in range(canonical.MAX_DATA_DEPTH):
         (shallow,) = shallow
     assert shallow == "['bottom']"
 
