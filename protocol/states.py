@@ -71,5 +71,6 @@ class Method(StrEnum):
     CGROUP = "cgroup"
     PID_NAMESPACE = "pid_namespace"
     KEEPER = "keeper"
+    SUBREAPER = "subreaper"
     GROUP = "group"
     BOOT_CHANGED = "boot_changed"

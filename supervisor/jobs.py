@@ -205,14 +205,17 @@ class Jobs:
             retry_after_s=RETRY_AFTER_S,
         )
 
-    async def shut_down(self) -> bool:
-        """End every job: queued ones at once, running ones after ``drain_s``. Returns whether all ended with proof."""
+    async def shut_down(self, hurry: asyncio.Event) -> bool:
+        """End every job: queued ones at once, running ones after ``drain_s`` or when ``hurry`` is set.
+
+        Returns whether all ended with proof.
+        """
         self.draining = True
         settings = self._means.settings
         for job in self.live():
             if job.phase is Phase.QUEUED:
                 job.mailbox.put(ShutDown())
-        await self._wait_all(settings.drain_s)
+        await first(self._wait_all(settings.drain_s), hurry.wait())
         for job in self.live():
             job.hurried.set()
             job.mailbox.put(ShutDown())

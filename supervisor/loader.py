@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import msgspec
 
 from protocol import frames
 from supervisor.cgroup import Leaf, Tree
-from supervisor.processes import Child, Reaper, cgroup_of, identify
+from supervisor.keeper import Keeper
+from supervisor.processes import Child, Identity, Reaper, cgroup_of, identify
 from supervisor.template import LaunchFailed, Role, TemplateFailed, TemplateProcess, empty_and_remove
 
 #: Waits between attempts to start a template that failed, seconds; the last repeats.
@@ -39,6 +41,8 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     user: frames.User | None = None
     #: Whether each worker is to be the init of a PID namespace, where the kernel allows it.
     namespace: bool = False
+    #: Whether each worker gets a keeper where there is no cgroup.
+    keeper: bool = False
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +54,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     child: Child
     leaf: Leaf | None
     method: str
+    keeper: Keeper | None = None
 
 
 class Loader:
@@ -62,32 +67,29 @@ class Loader:
         self._names = itertools.count(1)
         self._processes: set[TemplateProcess] = set()
         self._newborn_leaves: set[str] = set()
-        reaper.may_be_newborn = self._may_be_newborn
+        reaper.may_be_newborn = self._is_unannounced
 
     @property
     def newborn_leaves(self) -> frozenset[str]:
         """Leaves of launches under way, as /proc/PID/cgroup names them."""
         return frozenset(self._newborn_leaves)
 
-    def template_of(self, proc_path: str) -> TemplateProcess | None:
-        """The template or standby whose leaf that is, or is above it."""
-        for process in self._processes:
-            leaf = process.leaf
-            if leaf is not None and (proc_path == leaf.proc_path or proc_path.startswith(leaf.proc_path + "/")):
-                return process
-        return None
+    def is_resident(self, identity: Identity) -> bool:
+        """Whether the import of a template that lives started that process: it belongs to no job."""
+        return any(identity in process.residents for process in self._processes)
 
-    def _may_be_newborn(self, pid: int) -> bool:
+    def may_be_newborn(self, where: str) -> bool:
+        """Whether an unknown child in the cgroup ``where`` may be a launch that has not been announced yet.
+
+        Plain clone makes the child in the template's leaf; it moves itself as its first act. Without cgroups any place
+        will do.
+        """
         pending = [process for process in self._processes if process.launches_pending]
-        if not pending:
-            return False
-        if self.tree is None:
-            return True
-        where = cgroup_of(pid)
-        if where is None or where in self._newborn_leaves:
-            return True
-        # Plain clone makes the child in the template's leaf; it moves itself as its first act.
-        return any(process.leaf is not None and process.leaf.proc_path == where for process in pending)
+        return any(process.leaf is None or process.leaf.proc_path == where for process in pending)
+
+    def _is_unannounced(self, pid: int) -> bool:
+        where = cgroup_of(pid) or ""
+        return where in self._newborn_leaves or self.may_be_newborn(where)
 
     async def load(self, role_name: str) -> tuple[TemplateProcess, frames.Ready]:
         """Start one process and wait for its report. Raises TemplateFailed; nothing of it is left then."""
@@ -135,11 +137,10 @@ class Loader:
         self, process: TemplateProcess, launch: frames.Launch, descriptors: list[int], name: str
     ) -> Launched:
         """Have ``process`` fork one worker into a new leaf ``name``. Raises LaunchFailed or TemplateFailed."""
+        if self.tree is None:
+            return await self._fork_keeper(process, launch, descriptors)
         launch = msgspec.structs.replace(launch, namespace=self.settings.namespace)
-        leaf = self.tree.make(name) if self.tree else None
-        if leaf is None:
-            answer = await self._ask(process, launch, descriptors)
-            return Launched(child=self._adopt(process, answer), leaf=None, method=_method(answer))
+        leaf = self.tree.make(name)
         leaf_fd = leaf.open()
         self._newborn_leaves.add(leaf.proc_path)
         try:
@@ -159,6 +160,27 @@ class Loader:
         finally:
             os.close(leaf_fd)
             self._newborn_leaves.discard(leaf.proc_path)
+
+    async def _fork_keeper(
+        self, process: TemplateProcess, launch: frames.Launch, descriptors: list[int]
+    ) -> Launched:
+        """Without a cgroup: have a keeper forked, which forks the worker."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            wanted = msgspec.structs.replace(launch, keeper=self.settings.keeper)
+            passed = [*descriptors, theirs.fileno()] if self.settings.keeper else descriptors
+            answer = await self._ask(process, wanted, passed)
+        child = self._adopt(process, answer)
+        if not self.settings.keeper:
+            ours.close()
+            return Launched(child=child, leaf=None, method=answer.method)
+        keeper = Keeper(child, ours, self._reaper)
+        try:
+            worker = await keeper.worker(self.settings.launch_timeout_s)
+        except BaseException:
+            await keeper.dismiss()
+            raise
+        return Launched(child=worker, leaf=None, method=answer.method, keeper=keeper)
 
     async def become(self, process: TemplateProcess, launch: frames.Launch, descriptors: list[int]) -> Launched:
         """Have a standby become the worker, in the leaf it has. Raises LaunchFailed or TemplateFailed."""

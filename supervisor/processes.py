@@ -125,13 +125,20 @@ def cgroup_of(pid: int) -> str | None:
     return None
 
 
-def children() -> list[int]:
-    """Pids of this process's own children, adopted orphans and zombies included."""
+def children(of: int | str = "self") -> list[int]:
+    """Pids of a process's children, by default our own, adopted orphans and zombies included (proc_pid_task(5))."""
     found: list[int] = []
-    for tid in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{tid}/children", "rb") as file:
-            found += [int(pid) for pid in file.read().split()]
+    with contextlib.suppress(OSError):
+        for tid in os.listdir(f"/proc/{of}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{of}/task/{tid}/children", "rb") as file:
+                found += [int(pid) for pid in file.read().split()]
     return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below ``pid`` at this moment."""
+    below = children(pid)
+    return below + [further for child in below for further in descendants(child)]
 
 
 def become_subreaper() -> None:

@@ -22,6 +22,7 @@ from supervisor.environment import raise_descriptor_limit, worker_environment
 from supervisor.health import VERSION, HealthReport
 from supervisor.http.edge import Edge
 from supervisor.http.routes import Routes
+from supervisor.init import serve_below_init
 from supervisor.jobs import Jobs
 from supervisor.journal import Journal, open_journal
 from supervisor.launcher import Launcher
@@ -44,6 +45,7 @@ HTTP_SHUTDOWN_S = 1.0
 
 def main(config_path: Path | None) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit status."""
+    serve_below_init()
     configure()
     try:
         settings = load(config_path, os.environ)
@@ -67,6 +69,7 @@ class Supervisor:
         self._settings = settings
         self._user = user
         self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._reload = asyncio.Event()
 
     async def serve(self) -> int:
@@ -129,15 +132,20 @@ class Supervisor:
         return root / "journal.db", root / "work"
 
     def _open_tree(self, journal: Journal, stack: contextlib.AsyncExitStack) -> Tree | None:
-        if self._settings.stop_method == "group":
+        method = self._settings.stop_method
+        if method == "group":
             log.warning("stops_unproved", detail='stop_method = "group": stops are carried out and never confirmed')
+        if method in ("group", "keeper"):
             return None
         try:
             tree = open_tree(self._settings.cgroup_root, journal.instance_id)
         except StartError as error:
+            if method == "auto":
+                log.info("stop_method", method="keeper", reason=error.detail)
+                return None
             raise StartError(
-                f"stops could not be proved here: {error.detail}; give the supervisor a writable cgroup v2 directory "
-                '(Delegate=yes, or cgroup_root), or set stop_method = "group" to accept stops without proof'
+                f"{error.detail}; give the supervisor a writable cgroup v2 directory (Delegate=yes, or cgroup_root), "
+                'or set stop_method = "keeper"'
             ) from None
         stack.callback(tree.remove)
         log.info("stop_method", method="cgroup", cgroup=str(tree.base.path))
@@ -156,6 +164,7 @@ class Supervisor:
             open_files=open_files,
             output_directory=work_dir,
             epoch=epoch,
+            keeper=settings.stop_method != "group",
             user=self._user,
             namespace=settings.pid_namespace == "auto" and self._user is None and os.geteuid() == 0,
         )
@@ -177,7 +186,7 @@ class Supervisor:
             log.info("listening", host=host, port=port, version=VERSION, pid=os.getpid())
             await self._until_stopped(launcher)
             log.info("draining", running=jobs.running, queued=jobs.queued)
-            proved = await jobs.shut_down()
+            proved = await jobs.shut_down(self._hurry)
             routes.close_streams()
         finally:
             await runner.cleanup()
@@ -187,8 +196,12 @@ class Supervisor:
     def _install_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._on_stop_signal)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+
+    def _on_stop_signal(self) -> None:
+        """The first asks for a drain, the second ends it."""
+        (self._hurry if self._stop.is_set() else self._stop).set()
 
     async def _until_stopped(self, launcher: Launcher) -> None:
         while not self._stop.is_set():

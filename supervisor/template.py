@@ -19,7 +19,7 @@ from protocol.errors import CrewError, ProtocolViolation
 from supervisor.capture import Capture
 from supervisor.cgroup import Leaf
 from supervisor.channel import Channel
-from supervisor.processes import Child, Identity, Reaper, identify
+from supervisor.processes import Child, Identity, Reaper, descendants, identify
 
 #: Descriptor of the control socket in the new process.
 CONTROL_FD = 3
@@ -157,10 +157,13 @@ class TemplateProcess:
         if frame.version != frames.PROTOCOL_VERSION:
             self._fail_ready(f"the {self.role.name} speaks protocol {frame.version}, not {frames.PROTOCOL_VERSION}")
         elif not self.ready.done():
-            if self.leaf is not None:
-                found = (identify(pid) for pid in self.leaf.pids())
-                self.residents = frozenset(identity for identity in found if identity is not None)
+            self.residents = self._find_residents()
             self.ready.set_result(frame)
+
+    def _find_residents(self) -> frozenset[Identity]:
+        """What the import left running: in the leaf, or without one, below the template and orphaned to us."""
+        pids = self.leaf.pids() if self.leaf is not None else [*descendants(self.child.pid), *self._reaper.unknown()]
+        return frozenset(identity for identity in map(identify, pids) if identity is not None)
 
     def _fail_ready(self, detail: str) -> None:
         if not self.ready.done():

@@ -69,7 +69,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tracing", "CREWAI_TRACING_ENABLED", Flag()),
     _ours("work_dir", Directory()),
     _ours("launch", Choice("auto", "fork", "spawn")),
-    _ours("stop_method", Choice("auto", "cgroup", "group")),
+    _ours("stop_method", Choice("auto", "cgroup", "keeper", "group")),
     _ours("cgroup_root", Directory()),
     _ours("worker_user", Text(optional=True)),
     _ours("pid_namespace", Choice("auto", "off")),

@@ -160,7 +160,7 @@ class Bringup:
         worker = self._job.worker
         assert worker is not None
         await prove(self._job, worker, self._means)
-        self.close(worker)
+        await self.close(worker)
         self._job.worker = None
         self._listener.hello.clear()
         self._listener.ended.clear()
@@ -191,7 +191,7 @@ class Bringup:
         job.advance(Step.START_RECORDED)
         return job.mailbox.take()
 
-    def close(self, worker: LiveWorker, *, expect_result: bool = False) -> LateResult | None:
+    async def close(self, worker: LiveWorker, *, expect_result: bool = False) -> LateResult | None:
         """Read what the dead worker had still said, then give its descriptors and its leaf back."""
         worker.channel.drain()
         late = self._job.mailbox.find(Finished) if expect_result else None
@@ -199,6 +199,8 @@ class Bringup:
         worker.capture.close()
         for watch in self._watches:
             watch.cancel()
+        if worker.work.keeper is not None:
+            await worker.work.keeper.dismiss()
         self._means.reaper.forget(worker.work.child)
         if worker.work.leaf is not None:
             with contextlib.suppress(OSError):
@@ -213,7 +215,7 @@ async def prove(job: Job, worker: LiveWorker, means: Means) -> stop.Proof:
     stopping = stop.Stop(worker.work, means.hunter)
     while True:
         proof = await stopping.attempt(means.settings.stop_timeout_s)
-        if proof.confirmed or worker.work.leaf is None:
+        if proof.confirmed or not worker.work.provable:
             return proof
         if not job.unconfirmed.is_set():
             job.unconfirmed.set()

@@ -132,7 +132,7 @@ class Run:
         if worker is None:
             return finish.never_started(decision, asked_at)
         proof = await prove(self._job, worker, self._means)
-        late = self._bringup.close(worker, expect_result=not isinstance(cause, Finished))
+        late = await self._bringup.close(worker, expect_result=not isinstance(cause, Finished))
         return finish.evidence_of(proof, decision, asked_at, late)
 
     async def _record(self, decision: Decision, cause: Cause, evidence: StopEvidence, output: bytes) -> None:
