@@ -27,12 +27,14 @@ from supervisor.journal import Ending, Journal, Unfinished, WorkerIdentity
 from supervisor.loader import is_namespaced
 from supervisor.log import get_log
 from supervisor.processes import boot_id, is_alive, is_zombie, pid_namespace
-from supervisor.stop import Pause
+from supervisor.stop import Pause, exit_of
 from supervisor.workspace import Workspace
 
 log = get_log(__name__)
 INTERRUPTED = "the supervisor ended while this job was unfinished"
 RECORD_RETRY_S = 0.5
+#: Written by a keeper that outlived its supervisor into the job's directory: its pid and the worker's wait status.
+KEEPER_WORD = "empty"
 
 
 class Recovery:
@@ -77,7 +79,8 @@ class Recovery:
         killed: set[int] = set()
         if worker is None or (worker.boot_id == boot_id() and worker.pid_ns == pid_namespace()):
             killed = await self._kill(item.record.row, worker)
-        evidence = _evidence(item, requested_at, len(killed), confined=self._confined)
+        word = self._word_of_keeper(item) if worker is not None and worker.keeper is not None else None
+        evidence = _evidence(item, requested_at, len(killed), confined=self._confined, word=word)
         ending = _ending(item, evidence)
         await self._record(job, ending)
 
@@ -96,13 +99,26 @@ class Recovery:
             if _runs(worker):
                 killed.add(worker.pid)
                 _kill_identity(worker)
-            if not any(leaf.populated() for leaf in leaves) and not _runs(worker):
+            if not any(leaf.populated() for leaf in leaves) and not _runs(worker) and not _keeps(worker):
                 break
             await pause.wait()
         for leaf in leaves:
             with contextlib.suppress(OSError):
                 leaf.remove()
         return killed
+
+    def _word_of_keeper(self, item: Unfinished) -> WorkerExit | None:
+        """What the job's keeper left when it had swept everything: the worker's end. None: it was lost before."""
+        worker = item.worker
+        assert worker is not None
+        try:
+            pid, status = map(int, (self._workspace.job(item.record.row) / KEEPER_WORD).read_text("ascii").split())
+        except (OSError, ValueError):
+            return None
+        if pid != worker.keeper_pid:
+            return None
+        code, name = exit_of(status) if status >= 0 else (None, None)
+        return WorkerExit(pid=worker.pid, started_at=worker.started_at, exit_code=code, exit_signal=name)
 
     def _leaves_of(self, row: int, worker: WorkerIdentity | None) -> list[Leaf]:
         found = {}
@@ -152,6 +168,12 @@ def _runs(worker: WorkerIdentity | None) -> TypeGuard[WorkerIdentity]:
     return worker is not None and is_alive(worker.identity) and not is_zombie(worker.pid)
 
 
+def _keeps(worker: WorkerIdentity | None) -> bool:
+    """Whether the worker's keeper is still sweeping."""
+    keeper = worker.keeper if worker is not None else None
+    return keeper is not None and is_alive(keeper) and not is_zombie(keeper.pid)
+
+
 def _kill_identity(worker: WorkerIdentity) -> None:
     """Kill by pidfd, after a look that it is still that very process."""
     try:
@@ -166,10 +188,12 @@ def _kill_identity(worker: WorkerIdentity) -> None:
         os.close(fd)
 
 
-def _evidence(item: Unfinished, requested_at: float, killed: int, *, confined: bool) -> StopEvidence:
+def _evidence(
+    item: Unfinished, requested_at: float, killed: int, *, confined: bool, word: WorkerExit | None
+) -> StopEvidence:
     """What a restart can say. Its own look came after the kill, but it never held the worker's wait status.
 
-    ``confined``: workers ran as a user who may not move a process out of its leaf.
+    ``confined``: workers ran as a user who may not move a process out of its leaf. ``word``: the keeper's, if any.
     """
     worker = item.worker
     now = time.time()
@@ -180,6 +204,10 @@ def _evidence(item: Unfinished, requested_at: float, killed: int, *, confined: b
         confirmed, method, reason = True, Method.BOOT_CHANGED, "restart"
     elif worker.pid_ns != pid_namespace():
         confirmed, method, reason = False, Method.CGROUP, "pid_namespace_changed"
+    elif worker.keeper is not None:
+        # Its keeper swept until the kernel said ECHILD, or it was killed before: then nobody looked.
+        confirmed, method = word is not None, Method.KEEPER
+        reason = "restart" if word is not None else "keeper_lost"
     elif is_namespaced(worker.method):
         # The worker was the init of its PID namespace: the kernel lets it go only after all that lived in it.
         confirmed, method, reason = True, Method.PID_NAMESPACE, "restart"
@@ -197,7 +225,7 @@ def _evidence(item: Unfinished, requested_at: float, killed: int, *, confined: b
         requested_at=requested_at,
         confirmed_at=now if confirmed else None,
         elapsed_ms=round((now - requested_at) * 1000, 3) if confirmed else None,
-        worker=WorkerExit(pid=worker.pid, started_at=worker.started_at) if worker else None,
+        worker=word or (WorkerExit(pid=worker.pid, started_at=worker.started_at) if worker else None),
         processes_killed=killed,
         processes_left=0 if confirmed or (worker and worker.leaf) else None,
         boot_id=boot_id(),

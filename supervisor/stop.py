@@ -187,13 +187,7 @@ class Stop:
 def worker_exit(work: Work) -> WorkerExit:
     """The worker's identity and what is known of its end."""
     child = work.child
-    code = name = None
-    if child.exited.done():
-        status = child.exited.result()
-        if os.WIFSIGNALED(status):
-            name = signal_name(os.WTERMSIG(status))
-        else:
-            code = os.WEXITSTATUS(status)
+    code, name = exit_of(child.exited.result()) if child.exited.done() else (None, None)
     kills = work.leaf.oom_kills() if work.leaf is not None and work.leaf.exists() else None
     return WorkerExit(
         pid=child.pid,
@@ -202,6 +196,13 @@ def worker_exit(work: Work) -> WorkerExit:
         exit_signal=name,
         oom=None if kills is None else kills > 0,
     )
+
+
+def exit_of(status: int) -> tuple[int | None, str | None]:
+    """(exit code, name of the signal) of a waitpid(2) status; one of them is None."""
+    if os.WIFSIGNALED(status):
+        return None, signal_name(os.WTERMSIG(status))
+    return os.WEXITSTATUS(status), None
 
 
 def signal_name(number: int) -> str:

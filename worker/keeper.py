@@ -101,7 +101,8 @@ class _Keeper:
                 return True
             if pid == self._worker:
                 self._status = status
-                self._channel.send(frames.Ended(status=status))
+                with contextlib.suppress(PipeClosed):  # its end is seen, and acted on, where it is read
+                    self._channel.send(frames.Ended(status=status))
 
     def _sweep(self) -> None:
         """Kill and reap until the kernel says that no child is left: no orphan can appear after that."""

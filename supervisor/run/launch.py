@@ -170,7 +170,7 @@ class Bringup:
         """Make the worker's identity and ``started`` durable. Returns what ended the job meanwhile, if anything did."""
         job, worker = self._job, self._job.worker
         assert worker is not None
-        child, leaf = worker.work.child, worker.work.leaf
+        child, leaf, keeper = worker.work.child, worker.work.leaf, worker.work.keeper
         identity = WorkerIdentity(
             attempt=worker.attempt,
             pid=child.pid,
@@ -181,6 +181,8 @@ class Bringup:
             leaf=str(leaf.path) if leaf else None,
             method=worker.method,
             launched_at=worker.launched_at,
+            keeper_pid=keeper.child.pid if keeper else None,
+            keeper_ticks=keeper.child.identity.start_ticks if keeper else None,
         )
         data = canonical.compact({"status": "running", "operation": job.record.operation})
         try:
