@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from protocol import canonical
+from protocol import canonical, points
 from protocol.errors import ActionConflict, IllegalTransition, JournalUnavailable, NotAccepting, StopUnconfirmed
 from protocol.states import Phase
 from supervisor.admission import FairQueue
@@ -77,7 +77,8 @@ class Jobs:
         while (pending := self._admitting.get(new.action_id)) is not None:
             await asyncio.wait({pending})
         known = self._live.get(new.action_id)
-        if known is not None:
+        # One that has ended may be archived by now, though its directory is still being removed: the journal knows.
+        if known is not None and not known.ended.done():
             return Admission(_same(known.record, new), fresh=False), known
         refusal = self._refusal()
         if refusal is not None:
@@ -102,6 +103,7 @@ class Jobs:
     ) -> tuple[Admission, Job | None]:
         try:
             admission = await self._means.journal.admit(new, retained_limit=self._means.settings.max_retained_runs)
+            points.reach("admission.recorded")
             return admission, self._begin(admission.record, input_json) if admission.fresh else None
         finally:
             del self._admitting[new.action_id]
@@ -176,6 +178,7 @@ class Jobs:
                 await journal.record_stop_request(
                     job.record.row, reason="cancelled", actor=actor, at=at, detail=reason or ""
                 )
+                points.reach("cancel.recorded")
                 return
             await journal.audit(_cancel_entry(job.action_id, reason=reason, actor=actor, at=at), terminal=True)
         except (JournalUnavailable, IllegalTransition) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from protocol import frames
+from protocol import frames, points
 from supervisor.cgroup import Leaf, Tree
 from supervisor.keeper import Keeper
 from supervisor.processes import Child, Identity, Reaper, cgroup_of, identify
@@ -141,6 +141,7 @@ class Loader:
             return await self._fork_keeper(process, launch, descriptors)
         launch = msgspec.structs.replace(launch, namespace=self.settings.namespace)
         leaf = self.tree.make(name)
+        points.reach("launch.leaf_made")
         leaf_fd = leaf.open()
         self._newborn_leaves.add(leaf.proc_path)
         try:
@@ -202,6 +203,7 @@ class Loader:
             ) from None
 
     def _adopt(self, process: TemplateProcess, answer: frames.Launched) -> Child:
+        points.reach("launch.answered")
         identity = identify(answer.pid)
         if identity is None:
             raise LaunchFailed(f"worker {answer.pid} ended before it could be identified")

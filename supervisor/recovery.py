@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
+import itertools
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TypeGuard
 
 import msgspec
 
-from protocol import canonical
+from protocol import canonical, points
 from protocol.api import StopEvidence, WorkerExit
 from protocol.errors import JournalUnavailable
 from protocol.operations import READ_OPERATIONS
@@ -26,13 +25,15 @@ from supervisor.job import Job, Outcome
 from supervisor.journal import Ending, Journal, Unfinished, WorkerIdentity
 from supervisor.loader import is_namespaced
 from supervisor.log import get_log
-from supervisor.processes import boot_id, is_alive, is_zombie, pid_namespace
+from supervisor.processes import boot_id, is_alive, is_zombie, kill_identity, pid_namespace
 from supervisor.stop import Pause, exit_of
 from supervisor.workspace import Workspace
 
 log = get_log(__name__)
 INTERRUPTED = "the supervisor ended while this job was unfinished"
 RECORD_RETRY_S = 0.5
+#: Files looked at in one go when what archived jobs left is removed.
+FORGET_ROWS = 500
 #: Written by a keeper that outlived its supervisor into the job's directory: its pid and the worker's wait status.
 KEEPER_WORD = "empty"
 
@@ -69,8 +70,16 @@ class Recovery:
         for row in self._workspace.leftovers():
             if row not in kept:
                 await asyncio.to_thread(self._workspace.remove_job, row)
-        self._leftovers = leftovers
+        self._background = (leftovers, asyncio.get_running_loop().create_task(self._forget_archived()))
         return late
+
+    async def _forget_archived(self) -> None:
+        """Remove logs and replay stores whose archive was cut off after its commit. No start waits for it."""
+        kept = self._workspace.kept()
+        with contextlib.suppress(JournalUnavailable, OSError):
+            while rows := await asyncio.to_thread(lambda: list(itertools.islice(kept, FORGET_ROWS))):
+                for row in await self._journal.absent(rows):
+                    await asyncio.to_thread(self._workspace.forget, row)
 
     async def _fence(self, job: Job, item: Unfinished) -> None:
         job.phase = Phase.STOPPING
@@ -79,6 +88,7 @@ class Recovery:
         killed: set[int] = set()
         if worker is None or (worker.boot_id == boot_id() and worker.pid_ns == pid_namespace()):
             killed = await self._kill(item.record.row, worker)
+        points.reach("recovery.killed")
         word = self._word_of_keeper(item) if worker is not None and worker.keeper is not None else None
         evidence = _evidence(item, requested_at, len(killed), confined=self._confined, word=word)
         ending = _ending(item, evidence)
@@ -98,7 +108,7 @@ class Recovery:
                     leaf.sweep()
             if _runs(worker):
                 killed.add(worker.pid)
-                _kill_identity(worker)
+                kill_identity(worker.identity)
             if not any(leaf.populated() for leaf in leaves) and not _runs(worker) and not _keeps(worker):
                 break
             await pause.wait()
@@ -156,6 +166,7 @@ class Recovery:
             except JournalUnavailable:
                 job.unrecorded.set()
                 await asyncio.sleep(RECORD_RETRY_S)
+        points.reach("recovery.recorded")
         job.phase = Phase.DONE
         job.feed.publish([(Status.FAILED.value, ending.event_data)])
         job.feed.end()
@@ -172,20 +183,6 @@ def _keeps(worker: WorkerIdentity | None) -> bool:
     """Whether the worker's keeper is still sweeping."""
     keeper = worker.keeper if worker is not None else None
     return keeper is not None and is_alive(keeper) and not is_zombie(keeper.pid)
-
-
-def _kill_identity(worker: WorkerIdentity) -> None:
-    """Kill by pidfd, after a look that it is still that very process."""
-    try:
-        fd = os.pidfd_open(worker.pid)
-    except OSError:
-        return
-    try:
-        if is_alive(worker.identity):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-    finally:
-        os.close(fd)
 
 
 def _evidence(

@@ -14,6 +14,7 @@ import time
 
 import msgspec
 
+from protocol import points
 from protocol.api import Stray, WorkerExit
 from protocol.states import Method
 from supervisor.cgroup import Leaf
@@ -104,6 +105,7 @@ class Stop:
         pause = Pause(self._work.child)
         while True:
             self._strike(leaf)
+            points.reach("stop.struck")
             missing = self._look(leaf)
             if missing is None:
                 return self._proof(Method.CGROUP, confirmed=True, left=0)

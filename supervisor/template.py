@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from protocol import frames
+from protocol import frames, points
 from protocol.errors import CrewError, ProtocolViolation
 from supervisor.capture import Capture
 from supervisor.cgroup import Leaf
@@ -129,6 +129,7 @@ class TemplateProcess:
             if self._channel.ended:
                 raise TemplateFailed(f"the {self.role.name} is gone")
             self._channel.send(msgspec.structs.replace(launch, launch_id=launch_id), descriptors)
+            points.reach("launch.sent")
             return await answer
         finally:
             self._launches.pop(launch_id, None)

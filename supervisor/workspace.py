@@ -12,10 +12,12 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from protocol import points
 from protocol.errors import CrewError
 from protocol.frames import Directories
 
@@ -67,6 +69,7 @@ class Workspace:
             storage=str(crew / "storage"),
             locks=str(crew / "locks"),
         )
+        points.write("workspace.prepare")
         for path in (crew, job, *map(Path, msgspec.structs.astuple(paths))):
             self._make(path)
         return paths
@@ -96,6 +99,15 @@ class Workspace:
         for path in (self.log(row), self._replay(row)):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
+
+    def kept(self) -> Iterator[int]:
+        """Rows of which something is kept beyond their end, some of them twice."""
+        for name in ("logs", "replays"):
+            with os.scandir(self.root / name) as entries:
+                for entry in entries:
+                    row, _, _ = entry.name.partition(".")
+                    if row.isdigit():
+                        yield int(row)
 
     def leftovers(self) -> list[int]:
         """Rows that have a job directory."""
@@ -158,6 +170,7 @@ def place_artifact(source: Path, directory: Path, name: str, *, overwrite: bool)
         else:
             _link(part, name, directory_fd)
         os.fsync(directory_fd)
+        points.reach("artifact.placed")
         return artifact
     finally:
         os.close(source_fd)
@@ -181,6 +194,7 @@ def _copy(source_fd: int, directory_fd: int, part: str) -> Artifact:
     digest, size = hashlib.sha256(), 0
     try:
         while block := os.read(source_fd, COPY_BYTES):
+            points.write("artifact.write")
             digest.update(block)
             size += len(block)
             view = memoryview(block)

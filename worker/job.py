@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from typing import NoReturn
 
-from protocol import frames
+from protocol import frames, points
 from protocol.errors import ProtocolViolation
 from worker import operations, sandbox, stores
 from worker.channel import Channel, PipeClosed
@@ -54,6 +54,7 @@ def become_worker(
     this is the init of a new PID namespace.
     """
     code = EXIT_SANDBOX
+    points.reach("worker.born")
     try:
         if namespace:
             parent_pid = 0
@@ -104,10 +105,12 @@ def _buffer_by_line() -> None:
 def _serve(
     channel: WorkerChannel, launch: frames.Launch, crews: Mapping[str, object], evaluators: Mapping[str, object]
 ) -> int:
+    points.reach("worker.enclosed")
     channel.send(frames.Hello(version=frames.PROTOCOL_VERSION, pid=os.getpid()))
     go, _ = channel.receive()
     if not isinstance(go, frames.Go):
         raise ProtocolViolation(f"expected go, got {type(go).__name__}")
+    points.reach("worker.told")
     cancellation = operations.Cancellation()
     threading.Thread(target=_listen, args=(channel, cancellation), name="protocol", daemon=True).start()
     stores.redirect(launch.directories, go.replay_store)
@@ -121,7 +124,9 @@ def _serve(
     )
     if isinstance(ending, frames.Failure) and ending.detail:
         print(ending.detail, file=sys.stderr)
+    points.reach("worker.finished")
     channel.send(ending)
+    points.reach("worker.answered")
     return EXIT_OK
 
 

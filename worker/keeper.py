@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from protocol import frames
+from protocol import frames, points
 from protocol.errors import ProtocolViolation
 from worker import sandbox
 from worker.channel import Channel, PipeClosed
@@ -24,8 +24,9 @@ from worker.channel import Channel, PipeClosed
 EMPTY_FILE = "empty"
 EXIT_SWEPT = 0
 EXIT_BROKEN = 72
-#: Between two rounds of a sweep, seconds: newborns of dying parents appear in between.
+#: Between two rounds of a sweep, seconds: newborns of dying parents appear in between. It doubles while no others come.
 SWEEP_PAUSE_S = 0.0005
+LONGEST_PAUSE_S = 0.02
 
 KeeperChannel = Channel[frames.ToKeeper]
 
@@ -45,6 +46,7 @@ def keep(control_fd: int, job_directory: str, run_worker: Callable[[int], NoRetu
         worker = os.fork()
         if worker == 0:
             run_worker(me)
+        points.reach("keeper.forked")
         control = sandbox.keep_only(control_fd)
         code = _Keeper(KeeperChannel(socket.socket(fileno=control), frames.ToKeeper), worker, job_directory).serve()
     except BaseException:  # noqa: BLE001 - the process boundary; the supervisor sees the exit
@@ -67,9 +69,7 @@ class _Keeper:
         """Report the worker's end, sweep when told to or when the supervisor is gone. Returns the exit code."""
         ticks = sandbox.start_ticks(self._worker)
         self._channel.send(frames.Kept(pid=self._worker, start_ticks=ticks))
-        wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        wake = sandbox.wake_on_children()
         poll = select.poll()
         poll.register(self._channel.sock, select.POLLIN)
         poll.register(wake, select.POLLIN)
@@ -78,12 +78,12 @@ class _Keeper:
             while True:
                 ready = {fd for fd, _ in poll.poll()}
                 if wake in ready:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(wake, 4096)
+                    sandbox.drain_wake(wake)
                     self._reap()
                 if self._channel.sock.fileno() in ready:
                     self._channel.receive()
                     self._sweep()
+                    points.reach("keeper.swept")
                     self._channel.send(frames.Empty(status=self._status, killed=len(self._killed)))
         except (PipeClosed, ProtocolViolation):
             self._sweep()
@@ -106,17 +106,22 @@ class _Keeper:
 
     def _sweep(self) -> None:
         """Kill and reap until the kernel says that no child is left: no orphan can appear after that."""
+        pause_s, before = SWEEP_PAUSE_S, set[int]()
         while self._reap():
-            for pid in sandbox.own_children():
-                self._killed.add(pid)
+            found = set(sandbox.own_children())
+            for pid in found:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            time.sleep(SWEEP_PAUSE_S)
+            self._killed |= found
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if found <= before else SWEEP_PAUSE_S
+            before = found
+            time.sleep(pause_s)
 
     def _leave_word(self) -> None:
         """Make the sweep's outcome durable for the next supervisor."""
         path = os.path.join(self._job_directory, EMPTY_FILE)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        points.write("keeper.word")
         os.write(fd, f"{os.getpid()} {-1 if self._status is None else self._status}\n".encode("ascii"))
         os.fsync(fd)
         os.close(fd)

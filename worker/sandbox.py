@@ -88,6 +88,20 @@ def start_ticks(pid: int) -> int:
     return int(text[text.rindex(b")") + 2 :].split()[19])
 
 
+def wake_on_children() -> int:
+    """Make SIGCHLD write to a pipe; returns the end to poll. Undone by ``reset_signals`` in a child (signal(7))."""
+    wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    return wake
+
+
+def drain_wake(descriptor: int) -> None:
+    """Empty the pipe of ``wake_on_children``."""
+    with contextlib.suppress(BlockingIOError):
+        os.read(descriptor, 4096)
+
+
 def keep_only(descriptor: int) -> int:
     """Close every descriptor but this one, with /dev/null at 0-2. Returns its new number."""
     high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -108,6 +122,7 @@ def show_own_processes() -> None:
 
 def reset_signals() -> None:
     """Default disposition for every signal that can have one, nothing blocked."""
+    signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             with contextlib.suppress(OSError, ValueError):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
+from protocol import points
 from protocol.api import Archived, CancelRequest, EventSlice, EventView, JobView, convert
 from protocol.errors import (
     ActionCancelled,
@@ -231,6 +232,7 @@ class Routes:
         if request.headers.get(CONFIRMATION_HEADER) != action_id:
             raise ConfirmationMissing(f"{CONFIRMATION_HEADER} must repeat the Action id", action_id=action_id)
         row = await self._journal.archive(action_id, actor=actor(request))
+        points.reach("archive.recorded")
         await asyncio.to_thread(self._means.workspace.forget, row)
         return json_response(Archived(archived=True, action_id=action_id))
 

@@ -85,7 +85,8 @@ def set_up_writer(connection: sqlite3.Connection) -> None:
     if mode != "wal":
         raise sqlite3.OperationalError(f"the file system cannot hold a write-ahead log (mode is {mode})")
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA cache_size = -8192")
+    # Kibibytes. It fills up with the journal for ever, and four times as much was measured to be no faster.
+    connection.execute("PRAGMA cache_size = -2048")
     connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
 

@@ -9,7 +9,7 @@ import time
 
 import msgspec
 
-from protocol import canonical, frames
+from protocol import canonical, frames, points
 from protocol.api import MAX_OUTPUT_BYTES, LateResult
 from protocol.errors import JournalUnavailable
 from protocol.operations import Operation
@@ -189,6 +189,7 @@ class Bringup:
             job.record = await self._means.journal.record_start(job.record.row, identity, started=data, at=time.time())
         except JournalUnavailable:
             return JournalLost()
+        points.reach("start.recorded")
         job.feed.publish([("started", data)])
         job.advance(Step.START_RECORDED)
         return job.mailbox.take()
