@@ -26,11 +26,19 @@ class Frame(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields
 # --- supervisor to template or standby ---------------------------------------------------------------------------
 
 
+class User(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who workers run as: numeric ids."""
+
+    uid: Count
+    gid: Count
+    groups: tuple[Count, ...] = ()
+
+
 class Load(Frame, frozen=True, tag="load"):
     """First message to a template or standby: what to import. A ``standby`` becomes the worker of its one Launch.
 
     ``open_files``: the soft and hard RLIMIT_NOFILE that workers get. ``leaf``: a descriptor of the cgroup to join first
-    comes along.
+    comes along. ``user``: whom to become before anything is imported.
     """
 
     version: Count
@@ -40,6 +48,7 @@ class Load(Frame, frozen=True, tag="load"):
     open_files: tuple[int, int]
     leaf: bool
     supervisor_pid: Pid
+    user: User | None = None
 
 
 class Directories(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,6 +79,8 @@ class Launch(Frame, frozen=True, tag="launch"):
     """Make one worker.
 
     Descriptors that come along, in this order: protocol socket, stdout, stderr and, if ``leaf``, the leaf cgroup.
+    ``keeper``: no cgroup is writable; a keeper is made that makes the worker, and its control socket comes last.
+    ``namespace``: in a PID namespace of its own, whose init it is, so that nothing it starts can outlive it.
     """
 
     launch_id: Count
@@ -79,6 +90,8 @@ class Launch(Frame, frozen=True, tag="launch"):
     limits: Limits
     leaf: bool
     supervisor_pid: Pid
+    namespace: bool = False
+    keeper: bool = False
 
 
 # --- template or standby to supervisor ---------------------------------------------------------------------------
@@ -124,6 +137,7 @@ class Launched(Frame, frozen=True, tag="launched"):
     launch_id: Count
     pid: Pid
     method: Name
+    namespace: bool = False
 
 
 class LaunchFailed(Frame, frozen=True, tag="launch_failed"):
@@ -138,6 +152,33 @@ class Exited(Frame, frozen=True, tag="exited"):
 
     pid: Pid
     status: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+# --- supervisor to keeper and back ---------------------------------------------------------------------------------
+
+
+class Sweep(Frame, frozen=True, tag="sweep"):
+    """Kill everything below the keeper and answer with Empty."""
+
+
+class Kept(Frame, frozen=True, tag="kept"):
+    """The keeper has made the worker. ``start_ticks``: field 22 of its proc_pid_stat(5)."""
+
+    pid: Pid
+    start_ticks: Count
+
+
+class Ended(Frame, frozen=True, tag="ended"):
+    """The worker has ended; ``status`` as waitpid(2) gives it."""
+
+    status: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class Empty(Frame, frozen=True, tag="empty"):
+    """The kernel has said ECHILD: nothing is left below the keeper. ``killed`` counts processes that the sweep met."""
+
+    status: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None
+    killed: Count
 
 
 # --- supervisor to worker ----------------------------------------------------------------------------------------
@@ -209,6 +250,8 @@ class CancelAnswer(Frame, frozen=True, tag="cancel_answer"):
 
 
 ToTemplate = Load | Launch
+ToKeeper = Sweep
+FromKeeper = Kept | Ended | Empty
 FromTemplate = Ready | LoadFailed | Launched | LaunchFailed | Exited
 ToWorker = Go | Cancel
 FromWorker = Hello | Chunk | Result | Failure | CancelAnswer

@@ -69,7 +69,9 @@ class Method(StrEnum):
 
     NEVER_STARTED = "never_started"
     CGROUP = "cgroup"
+    PID_NAMESPACE = "pid_namespace"
     KEEPER = "keeper"
+    SUBREAPER = "subreaper"
     GROUP = "group"
     BOOT_CHANGED = "boot_changed"
     #: Nothing could be done: the work belonged to another program, whose journal was imported.

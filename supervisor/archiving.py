@@ -7,6 +7,7 @@ import time
 
 import msgspec
 
+from protocol import points
 from protocol.errors import ActionRetained, ActionRunning, UnknownAction
 from protocol.states import TERMINAL
 from supervisor.journal import ArchiveFile, JobRecord, Journal
@@ -31,6 +32,7 @@ class Archiver:
             record = await self._archivable(action_id)
             await asyncio.to_thread(self._file.append, await self._material(record, actor))
             row = await self._journal.archive(action_id, actor=actor)
+            points.reach("archive.recorded")
             await asyncio.to_thread(self._workspace.forget, row)
 
     async def _archivable(self, action_id: str) -> JobRecord:

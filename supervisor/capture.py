@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from protocol import points
+
 READ_BYTES = 65_536
 #: A longer line is cut into pieces of this many bytes.
 LINE_BYTES = 8_192
@@ -67,6 +69,7 @@ class Capture:
         kept = sum(size for other, size in self._kept.items() if other != label)
         taken = data[: max(0, self._room - kept)]
         try:
+            points.write("log.write")
             written = os.write(self._file, taken) if taken else 0
         except OSError:
             written = 0

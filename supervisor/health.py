@@ -55,7 +55,8 @@ class HealthReport:
     def __init__(self, means: Means, jobs: Jobs, tree: Tree | None) -> None:
         self._means = means
         self._jobs = jobs
-        self._tree = tree
+        fallback = "keeper" if means.launcher.loader.settings.keeper else "group"
+        self._stop_method = fallback if tree is None else "cgroup"
 
     def checks(self) -> dict[str, bool]:
         """Each thing that new work needs, and whether it is there."""
@@ -92,7 +93,7 @@ class HealthReport:
             crewai_version=report.crewai,
             launch_mode=means.launcher.mode.name,
             launch_reason=means.launcher.reason,
-            stop_method="cgroup" if self._tree is not None else "group",
+            stop_method=self._stop_method,
             running=self._jobs.running,
             queued=self._jobs.queued,
             checks=self.checks(),

@@ -37,7 +37,7 @@ class LiveWorker:
     def __init__(
         self, launched: Launched, channel: Channel[frames.FromWorker], capture: Capture, attempt: int
     ) -> None:
-        self.work = Work(child=launched.child, leaf=launched.leaf)
+        self.work = Work(child=launched.child, leaf=launched.leaf, keeper=launched.keeper)
         self.method = launched.method
         self.channel = channel
         self.capture = capture

@@ -7,7 +7,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from protocol import canonical
+from protocol import canonical, points
 from protocol.errors import ActionConflict, IllegalTransition, JournalUnavailable, NotAccepting, StopUnconfirmed
 from protocol.states import Phase
 from supervisor.admission import FairQueue
@@ -81,8 +81,9 @@ class Jobs:
         while (pending := self._admitting.get(new.action_id)) is not None:
             await asyncio.wait({pending})
         known = self._live.get(new.action_id)
-        if known is not None:
-            return Admission(_same(known.record, new), fresh=False), None if known.ended.done() else known
+        # One that has ended may be archived by now, though its directory is still being removed: the journal knows.
+        if known is not None and not known.ended.done():
+            return Admission(_same(known.record, new), fresh=False), known
         refusal = self._refusal(new.action_id)
         if refusal is not None:
             record = await self._means.journal.fence(new)
@@ -107,6 +108,7 @@ class Jobs:
     ) -> tuple[Admission, Job | None]:
         try:
             admission = await self._means.journal.admit(new, retained_limit=self._means.settings.max_retained_runs)
+            points.reach("admission.recorded")
             return admission, self._begin(admission.record, input_json) if admission.fresh else None
         finally:
             del self._admitting[new.action_id]
@@ -188,6 +190,7 @@ class Jobs:
                 await journal.record_stop_request(
                     job.record.row, reason="cancelled", actor=actor, at=at, detail=reason or ""
                 )
+                points.reach("cancel.recorded")
                 return
             await journal.audit(_cancel_entry(job.action_id, reason=reason, actor=actor, at=at), terminal=True)
         except (JournalUnavailable, IllegalTransition) as error:
@@ -217,14 +220,17 @@ class Jobs:
             retry_after_s=RETRY_AFTER_S,
         )
 
-    async def shut_down(self) -> bool:
-        """End every job: queued ones at once, running ones after ``drain_s``. Returns whether all ended with proof."""
+    async def shut_down(self, hurry: asyncio.Event) -> bool:
+        """End every job: queued ones at once, running ones after ``drain_s`` or when ``hurry`` is set.
+
+        Returns whether all ended with proof.
+        """
         self.draining = True
         settings = self._means.settings
         for job in self.live():
             if job.phase is Phase.QUEUED:
                 job.mailbox.put(ShutDown())
-        await self._wait_all(settings.drain_s)
+        await first(self._wait_all(settings.drain_s), hurry.wait())
         for job in self.live():
             job.hurried.set()
             job.mailbox.put(ShutDown())

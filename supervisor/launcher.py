@@ -224,6 +224,11 @@ class Launcher:
             self.reason = f"the registry import leaves {unsafe} behind, so forking is unsafe"
             if wanted == "fork":
                 raise StartError(f'{self.reason}; build crews inside functions, or set launch = "spawn"')
+        if self.loader.tree is None and self.loader.settings.keeper:
+            raise StartError(
+                f"{self.reason}, and without a writable cgroup the stop of a spawned worker could not be proved; "
+                'give the supervisor a cgroup v2 directory, or set stop_method = "group" to accept stops without proof'
+            )
         standby, report = await self.loader.load("standby")
         self._adopt(report)
         return SpawnMode(self.loader, standby)

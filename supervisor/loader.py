@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from protocol import frames
+from protocol import frames, points
 from supervisor.cgroup import Leaf, Tree
+from supervisor.keeper import Keeper
 from supervisor.limits import plan
-from supervisor.processes import Child, Reaper, cgroup_of, identify
+from supervisor.processes import Child, Identity, Reaper, cgroup_of, identify
 from supervisor.template import LaunchFailed, Role, TemplateFailed, TemplateProcess, empty_and_remove
 
 #: Waits between attempts to start a template that failed, seconds; the last repeats.
 RESTART_DELAYS_S = (0.1, 0.5, 2.0, 5.0, 15.0)
+#: End of the launch method of a worker in a PID namespace.
+NAMESPACED = "+pid_namespace"
 
 
 class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,14 +38,24 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     output_directory: Path
     #: Of the journal; tells leaves of this process from what an earlier one left.
     epoch: int
+    #: Whom workers run as; None: as the supervisor.
+    user: frames.User | None = None
+    #: Whether each worker is to be the init of a PID namespace, where the kernel allows it.
+    namespace: bool = False
+    #: Whether each worker gets a keeper where there is no cgroup.
+    keeper: bool = False
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that exists and has not said hello yet. ``leaf`` is where it and all that it starts live."""
+    """A worker that exists and has not said hello yet. ``leaf`` is where it and all that it starts live.
+
+    ``method``: how it was made; ``+pid_namespace`` at its end if it is the init of a namespace of its own.
+    """
 
     child: Child
     leaf: Leaf | None
     method: str
+    keeper: Keeper | None = None
 
 
 class Loader:
@@ -54,32 +68,29 @@ class Loader:
         self._names = itertools.count(1)
         self._processes: set[TemplateProcess] = set()
         self._newborn_leaves: set[str] = set()
-        reaper.may_be_newborn = self._may_be_newborn
+        reaper.may_be_newborn = self._is_unannounced
 
     @property
     def newborn_leaves(self) -> frozenset[str]:
         """Leaves of launches under way, as /proc/PID/cgroup names them."""
         return frozenset(self._newborn_leaves)
 
-    def template_of(self, proc_path: str) -> TemplateProcess | None:
-        """The template or standby whose leaf that is, or is above it."""
-        for process in self._processes:
-            leaf = process.leaf
-            if leaf is not None and (proc_path == leaf.proc_path or proc_path.startswith(leaf.proc_path + "/")):
-                return process
-        return None
+    def is_resident(self, identity: Identity) -> bool:
+        """Whether the import of a template that lives started that process: it belongs to no job."""
+        return any(identity in process.residents for process in self._processes)
 
-    def _may_be_newborn(self, pid: int) -> bool:
+    def may_be_newborn(self, where: str) -> bool:
+        """Whether an unknown child in the cgroup ``where`` may be a launch that has not been announced yet.
+
+        Plain clone makes the child in the template's leaf; it moves itself as its first act. Without cgroups any place
+        will do.
+        """
         pending = [process for process in self._processes if process.launches_pending]
-        if not pending:
-            return False
-        if self.tree is None:
-            return True
-        where = cgroup_of(pid)
-        if where is None or where in self._newborn_leaves:
-            return True
-        # Plain clone makes the child in the template's leaf; it moves itself as its first act.
-        return any(process.leaf is not None and process.leaf.proc_path == where for process in pending)
+        return any(process.leaf is None or process.leaf.proc_path == where for process in pending)
+
+    def _is_unannounced(self, pid: int) -> bool:
+        where = cgroup_of(pid) or ""
+        return where in self._newborn_leaves or self.may_be_newborn(where)
 
     async def load(self, role_name: str) -> tuple[TemplateProcess, frames.Ready]:
         """Start one process and wait for its report. Raises TemplateFailed; nothing of it is left then."""
@@ -91,6 +102,7 @@ class Loader:
             environment=settings.environment,
             open_files=settings.open_files,
             output=settings.output_directory / f"{role_name}.log",
+            user=settings.user,
         )
         leaf = self.tree.make(f"{role_name}-{settings.epoch}.{next(self._names)}") if self.tree else None
         process = TemplateProcess.start(role, leaf, self._reaper)
@@ -126,22 +138,52 @@ class Loader:
         self, process: TemplateProcess, launch: frames.Launch, descriptors: list[int], name: str
     ) -> Launched:
         """Have ``process`` fork one worker into a new leaf ``name``. Raises LaunchFailed or TemplateFailed."""
-        leaf = self.tree.make(name) if self.tree else None
-        if leaf is None:
-            answer = await self._ask(process, launch, descriptors)
-            return Launched(child=self._adopt(process, answer), leaf=None, method=answer.method)
+        if self.tree is None:
+            return await self._fork_keeper(process, launch, descriptors)
+        launch = msgspec.structs.replace(launch, namespace=self.settings.namespace)
+        leaf = self.tree.make(name)
+        points.reach("launch.leaf_made")
         leaf_fd = leaf.open()
         self._newborn_leaves.add(leaf.proc_path)
         try:
-            wanted = msgspec.structs.replace(self._limited(launch, leaf), leaf=True)
-            answer = await self._ask(process, wanted, [*descriptors, leaf_fd])
-            return Launched(child=self._adopt(process, answer), leaf=leaf, method=answer.method)
+            launch = self._limited(launch, leaf)
+            if self.settings.user is None:
+                wanted = msgspec.structs.replace(launch, leaf=True)
+                answer = await self._ask(process, wanted, [*descriptors, leaf_fd])
+                child = self._adopt(process, answer)
+            else:
+                # Another user may not enter a leaf, nor leave one: the newborn waits in the template's for this move.
+                answer = await self._ask(process, launch, descriptors)
+                child = self._adopt(process, answer)
+                leaf.add(child.pid)
+            return Launched(child=child, leaf=leaf, method=_method(answer))
         except BaseException:
             await empty_and_remove(leaf)
             raise
         finally:
             os.close(leaf_fd)
             self._newborn_leaves.discard(leaf.proc_path)
+
+    async def _fork_keeper(
+        self, process: TemplateProcess, launch: frames.Launch, descriptors: list[int]
+    ) -> Launched:
+        """Without a cgroup: have a keeper forked, which forks the worker."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            wanted = msgspec.structs.replace(launch, keeper=self.settings.keeper)
+            passed = [*descriptors, theirs.fileno()] if self.settings.keeper else descriptors
+            answer = await self._ask(process, wanted, passed)
+        child = self._adopt(process, answer)
+        if not self.settings.keeper:
+            ours.close()
+            return Launched(child=child, leaf=None, method=answer.method)
+        keeper = Keeper(child, ours, self._reaper)
+        try:
+            worker = await keeper.worker(self.settings.launch_timeout_s)
+        except BaseException:
+            await keeper.dismiss()
+            raise
+        return Launched(child=worker, leaf=None, method=answer.method, keeper=keeper)
 
     async def become(self, process: TemplateProcess, launch: frames.Launch, descriptors: list[int]) -> Launched:
         """Have a standby become the worker, in the leaf it has. Raises LaunchFailed or TemplateFailed."""
@@ -172,6 +214,7 @@ class Loader:
             ) from None
 
     def _adopt(self, process: TemplateProcess, answer: frames.Launched) -> Child:
+        points.reach("launch.answered")
         identity = identify(answer.pid)
         if identity is None:
             raise LaunchFailed(f"worker {answer.pid} ended before it could be identified")
@@ -180,3 +223,12 @@ class Loader:
         if child.relayed:
             process.relayed[answer.pid] = child
         return child
+
+
+def _method(answer: frames.Launched) -> str:
+    return answer.method + (NAMESPACED if answer.namespace else "")
+
+
+def is_namespaced(method: str) -> bool:
+    """Whether a worker made so was the init of a PID namespace of its own."""
+    return method.endswith(NAMESPACED)

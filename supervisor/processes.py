@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import time
@@ -69,6 +70,12 @@ def start_ticks(pid: int) -> int | None:
     return int(fields[19]) if fields else None
 
 
+def parent_of(pid: int) -> int | None:
+    """Pid of the parent, None when there is no such process."""
+    fields = _stat_fields(pid)
+    return int(fields[1]) if fields else None
+
+
 def is_zombie(pid: int) -> bool:
     """Whether ``pid`` has exited entirely and waits to be reaped.
 
@@ -125,13 +132,20 @@ def cgroup_of(pid: int) -> str | None:
     return None
 
 
-def children() -> list[int]:
-    """Pids of this process's own children, adopted orphans and zombies included."""
+def children(of: int | str = "self") -> list[int]:
+    """Pids of a process's children, by default our own, adopted orphans and zombies included (proc_pid_task(5))."""
     found: list[int] = []
-    for tid in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{tid}/children", "rb") as file:
-            found += [int(pid) for pid in file.read().split()]
+    with contextlib.suppress(OSError):
+        for tid in os.listdir(f"/proc/{of}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{of}/task/{tid}/children", "rb") as file:
+                found += [int(pid) for pid in file.read().split()]
     return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below ``pid`` at this moment."""
+    below = children(pid)
+    return below + [further for child in below for further in descendants(child)]
 
 
 def become_subreaper() -> None:
@@ -151,19 +165,67 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(error, os.strerror(error))
 
 
-class Child:
-    """A process that the supervisor started or had started, with its pidfd; its wait status comes in ``exited``.
+@cache
+def has_pidfds() -> bool:
+    """Whether the kernel gives pidfds, takes signals for them and waits on them; a seccomp filter may refuse any.
 
-    ``exited`` holds a waitpid(2) status. The pidfd stays open until ``close``, so ``kill`` can never hit a stranger.
+    Where it does not, a process is told by its identity, and acted on by pid only while no other can have that.
+    """
+    try:
+        fd = os.pidfd_open(os.getpid())
+    except OSError:
+        return False
+    try:
+        signal.pidfd_send_signal(fd, 0)
+        os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        return True  # the kernel knows P_PIDFD, and we are no child of ours
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def kill_identity(identity: Identity) -> None:
+    """SIGKILL that process if it still exists, whoever its parent is.
+
+    Without pidfds there is an instant between the look and the kill in which its pid could be given to another.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if not has_pidfds():
+            if is_alive(identity):
+                os.kill(identity.pid, signal.SIGKILL)
+            return
+        fd = os.pidfd_open(identity.pid)
+        try:
+            if is_alive(identity):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        finally:
+            os.close(fd)
+
+
+class Child:
+    """A process that the supervisor started or had started; its wait status comes in ``exited``.
+
+    ``exited`` holds a waitpid(2) status. ``kill`` can never hit a stranger: the pidfd stays open until ``close``; where
+    there are none, the pid is used only while this is our own child that nobody has reaped. Raises ProcessLookupError
+    when it is gone already.
     """
 
     def __init__(self, identity: Identity, *, relayed: bool = False) -> None:
+        loop = asyncio.get_running_loop()
         self.identity = identity
         self.relayed = relayed
-        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.exited: asyncio.Future[int] = loop.create_future()
         self.gone = asyncio.Event()
-        self._pidfd = os.pidfd_open(identity.pid)
-        asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
+        self._pidfd = os.pidfd_open(identity.pid) if has_pidfds() else -1
+        if self._pidfd >= 0:
+            loop.add_reader(self._pidfd, self._on_exit)
+        elif not is_alive(identity):
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        else:
+            loop.call_soon(self.look)  # its SIGCHLD may have come before us
 
     @property
     def pid(self) -> int:
@@ -173,14 +235,26 @@ class Child:
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal; nothing happens when the process is gone."""
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, number)
+            if self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, number)
+            elif self._is_ours():
+                os.kill(self.pid, number)
+
+    def _is_ours(self) -> bool:
+        """Whether that very process is our child, unreaped: its pid stays its own until we reap it."""
+        return is_alive(self.identity) and parent_of(self.pid) == os.getpid()
 
     def collect(self) -> bool:
         """Reap without waiting. Returns whether the status is in hand."""
         if self.exited.done():
             return True
         try:
-            result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            if self._pidfd >= 0:
+                result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            elif self._is_ours():
+                result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
+            else:
+                return False
         except ChildProcessError:
             return False  # relayed: another process is its parent and sends the status
         if result is None:
@@ -199,6 +273,12 @@ class Child:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         self.gone.set()
         self.collect()
+
+    def look(self) -> None:
+        """Without a pidfd: see whether it has ended. To be called on each SIGCHLD."""
+        if self._pidfd < 0 and not self.gone.is_set() and (not is_alive(self.identity) or is_zombie(self.pid)):
+            self.gone.set()
+            self.collect()
 
     def close(self) -> None:
         """Give the pidfd back."""
@@ -222,7 +302,7 @@ class Reaper:
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.reap)
 
     def add(self, child: Child) -> None:
-        """Leave this child's status to its own pidfd."""
+        """Leave this child's status to itself."""
         self.known[child.pid] = child
 
     def forget(self, child: Child) -> None:
@@ -239,11 +319,13 @@ class Reaper:
 
     def reap(self) -> None:
         """Collect known children that ended and every orphan that is a zombie."""
+        for child in list(self.known.values()):
+            child.look()
         for pid in children():
-            child = self.known.get(pid)
-            if child is not None:
-                if not child.exited.done() and is_zombie(pid):
-                    child.collect()
+            known = self.known.get(pid)
+            if known is not None:
+                if not known.exited.done() and is_zombie(pid):
+                    known.collect()
             elif is_zombie(pid) and not self.may_be_newborn(pid):
                 with contextlib.suppress(ChildProcessError):
                     if os.waitpid(pid, os.WNOHANG)[0] == pid:

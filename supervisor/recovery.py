@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
+import itertools
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TypeGuard
 
 import msgspec
 
-from protocol import canonical
+from protocol import canonical, points
 from protocol.api import StopEvidence, WorkerExit
 from protocol.errors import JournalUnavailable
 from protocol.operations import READ_OPERATIONS
@@ -24,20 +23,28 @@ from protocol.states import Method, Phase, Status
 from supervisor.cgroup import Leaf, Tree
 from supervisor.job import Job, Outcome
 from supervisor.journal import Ending, Journal, Unfinished, WorkerIdentity
+from supervisor.loader import is_namespaced
 from supervisor.log import get_log
-from supervisor.processes import boot_id, is_alive, is_zombie, pid_namespace
-from supervisor.stop import Pause
+from supervisor.processes import boot_id, is_alive, is_zombie, kill_identity, pid_namespace
+from supervisor.stop import Pause, exit_of
 from supervisor.workspace import Workspace
 
 log = get_log(__name__)
 INTERRUPTED = "the supervisor ended while this job was unfinished"
 RECORD_RETRY_S = 0.5
+#: Files looked at in one go when what archived jobs left is removed.
+FORGET_ROWS = 500
+#: Written by a keeper that outlived its supervisor into the job's directory: its pid and the worker's wait status.
+KEEPER_WORD = "empty"
 
 
 class Recovery:
     """Fences every unfinished job of the journal. Call ``run`` before the listener opens."""
 
-    def __init__(self, journal: Journal, tree: Tree | None, workspace: Workspace, stop_timeout_s: float) -> None:
+    def __init__(
+        self, journal: Journal, tree: Tree | None, workspace: Workspace, *, stop_timeout_s: float, confined: bool
+    ) -> None:
+        self._confined = confined
         self._journal = journal
         self._tree = tree
         self._workspace = workspace
@@ -63,8 +70,16 @@ class Recovery:
         for row in self._workspace.leftovers():
             if row not in kept:
                 await asyncio.to_thread(self._workspace.remove_job, row)
-        self._leftovers = leftovers
+        self._background = (leftovers, asyncio.get_running_loop().create_task(self._forget_archived()))
         return late
+
+    async def _forget_archived(self) -> None:
+        """Remove logs and replay stores whose archive was cut off after its commit. No start waits for it."""
+        kept = self._workspace.kept()
+        with contextlib.suppress(JournalUnavailable, OSError):
+            while rows := await asyncio.to_thread(lambda: list(itertools.islice(kept, FORGET_ROWS))):
+                for row in await self._journal.absent(rows):
+                    await asyncio.to_thread(self._workspace.forget, row)
 
     async def _fence(self, job: Job, item: Unfinished) -> None:
         job.phase = Phase.STOPPING
@@ -73,7 +88,9 @@ class Recovery:
         killed: set[int] = set()
         if worker is None or (worker.boot_id == boot_id() and worker.pid_ns == pid_namespace()):
             killed = await self._kill(item.record.row, worker)
-        evidence = _evidence(item, requested_at, len(killed))
+        points.reach("recovery.killed")
+        word = self._word_of_keeper(item) if worker is not None and worker.keeper is not None else None
+        evidence = _evidence(item, requested_at, len(killed), confined=self._confined, word=word)
         ending = _ending(item, evidence)
         await self._record(job, ending)
 
@@ -91,14 +108,27 @@ class Recovery:
                     leaf.sweep()
             if _runs(worker):
                 killed.add(worker.pid)
-                _kill_identity(worker)
-            if not any(leaf.populated() for leaf in leaves) and not _runs(worker):
+                kill_identity(worker.identity)
+            if not any(leaf.populated() for leaf in leaves) and not _runs(worker) and not _keeps(worker):
                 break
             await pause.wait()
         for leaf in leaves:
             with contextlib.suppress(OSError):
                 leaf.remove()
         return killed
+
+    def _word_of_keeper(self, item: Unfinished) -> WorkerExit | None:
+        """What the job's keeper left when it had swept everything: the worker's end. None: it was lost before."""
+        worker = item.worker
+        assert worker is not None
+        try:
+            pid, status = map(int, (self._workspace.job(item.record.row) / KEEPER_WORD).read_text("ascii").split())
+        except (OSError, ValueError):
+            return None
+        if pid != worker.keeper_pid:
+            return None
+        code, name = exit_of(status) if status >= 0 else (None, None)
+        return WorkerExit(pid=worker.pid, started_at=worker.started_at, exit_code=code, exit_signal=name)
 
     def _leaves_of(self, row: int, worker: WorkerIdentity | None) -> list[Leaf]:
         found = {}
@@ -136,6 +166,7 @@ class Recovery:
             except JournalUnavailable:
                 job.unrecorded.set()
                 await asyncio.sleep(RECORD_RETRY_S)
+        points.reach("recovery.recorded")
         job.phase = Phase.DONE
         job.feed.publish([(Status.FAILED.value, ending.event_data)])
         job.feed.end()
@@ -148,22 +179,19 @@ def _runs(worker: WorkerIdentity | None) -> TypeGuard[WorkerIdentity]:
     return worker is not None and is_alive(worker.identity) and not is_zombie(worker.pid)
 
 
-def _kill_identity(worker: WorkerIdentity) -> None:
-    """Kill by pidfd, after a look that it is still that very process."""
-    try:
-        fd = os.pidfd_open(worker.pid)
-    except OSError:
-        return
-    try:
-        if is_alive(worker.identity):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-    finally:
-        os.close(fd)
+def _keeps(worker: WorkerIdentity | None) -> bool:
+    """Whether the worker's keeper is still sweeping."""
+    keeper = worker.keeper if worker is not None else None
+    return keeper is not None and is_alive(keeper) and not is_zombie(keeper.pid)
 
 
-def _evidence(item: Unfinished, requested_at: float, killed: int) -> StopEvidence:
-    """What a restart can say. Its own look came after the kill, but it never held the worker's wait status."""
+def _evidence(
+    item: Unfinished, requested_at: float, killed: int, *, confined: bool, word: WorkerExit | None
+) -> StopEvidence:
+    """What a restart can say. Its own look came after the kill, but it never held the worker's wait status.
+
+    ``confined``: workers ran as a user who may not move a process out of its leaf. ``word``: the keeper's, if any.
+    """
     worker = item.worker
     now = time.time()
     if worker is None:
@@ -173,6 +201,15 @@ def _evidence(item: Unfinished, requested_at: float, killed: int) -> StopEvidenc
         confirmed, method, reason = True, Method.BOOT_CHANGED, "restart"
     elif worker.pid_ns != pid_namespace():
         confirmed, method, reason = False, Method.CGROUP, "pid_namespace_changed"
+    elif worker.keeper is not None:
+        # Its keeper swept until the kernel said ECHILD, or it was killed before: then nobody looked.
+        confirmed, method = word is not None, Method.KEEPER
+        reason = "restart" if word is not None else "keeper_lost"
+    elif is_namespaced(worker.method):
+        # The worker was the init of its PID namespace: the kernel lets it go only after all that lived in it.
+        confirmed, method, reason = True, Method.PID_NAMESPACE, "restart"
+    elif worker.leaf is not None and confined:
+        confirmed, method, reason = True, Method.CGROUP, "restart"
     elif worker.leaf is None:
         confirmed, method, reason = False, Method.GROUP, "no_cgroup"
     else:
@@ -185,7 +222,7 @@ def _evidence(item: Unfinished, requested_at: float, killed: int) -> StopEvidenc
         requested_at=requested_at,
         confirmed_at=now if confirmed else None,
         elapsed_ms=round((now - requested_at) * 1000, 3) if confirmed else None,
-        worker=WorkerExit(pid=worker.pid, started_at=worker.started_at) if worker else None,
+        worker=word or (WorkerExit(pid=worker.pid, started_at=worker.started_at) if worker else None),
         processes_killed=killed,
         processes_left=0 if confirmed or (worker and worker.leaf) else None,
         boot_id=boot_id(),

@@ -13,14 +13,16 @@ from pathlib import Path
 from aiohttp import web
 
 from protocol.errors import ConfigError, CrewError, StartError
+from protocol.frames import User
 from protocol.operations import Operation
 from supervisor import processes
 from supervisor.cgroup import Tree, open_tree
-from supervisor.config import Settings, load, prepare_training_dir
+from supervisor.config import Settings, load, prepare_training_dir, resolve_worker_user
 from supervisor.environment import raise_descriptor_limit, worker_environment
 from supervisor.health import VERSION, HealthReport
 from supervisor.http.edge import Edge
 from supervisor.http.routes import Routes
+from supervisor.init import serve_below_init
 from supervisor.jobs import Jobs
 from supervisor.journal import Journal, open_journal
 from supervisor.launcher import Launcher
@@ -45,16 +47,18 @@ KEEPALIVE_S = 75.0
 
 def main(config_path: Path | None) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit status."""
+    serve_below_init()
     configure()
     try:
         settings = load(config_path, os.environ)
         if Operation.TRAIN in settings.allowed_operations and settings.training_dir is not None:
             prepare_training_dir(settings.training_dir)
+        user = resolve_worker_user(settings)
     except ConfigError as error:
         log.error("config_refused", detail=error.detail)
         return EXIT_CONFIG
     try:
-        return asyncio.run(Supervisor(settings).serve())
+        return asyncio.run(Supervisor(settings, user).serve())
     except StartError as error:
         log.error("start_refused", detail=error.detail)
         return EXIT_START
@@ -63,9 +67,11 @@ def main(config_path: Path | None) -> int:
 class Supervisor:
     """One serving process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, user: User | None) -> None:
         self._settings = settings
+        self._user = user
         self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._reload = asyncio.Event()
         self._edge = Edge(settings.tokens, settings.read_tokens)
 
@@ -86,11 +92,15 @@ class Supervisor:
         stack.push_async_callback(journal.close)
         for text in journal.warnings:
             log.warning("journal_warning", detail=text)
-        workspace = Workspace(work_dir)
+        user = self._user
+        workspace = Workspace(work_dir, None if user is None else (user.uid, user.gid))
         tree = self._open_tree(journal, stack)
         reaper = processes.Reaper()
         reaper.install()
-        recovered = await Recovery(journal, tree, workspace, settings.stop_timeout_s).run()
+        recovery = Recovery(
+            journal, tree, workspace, stop_timeout_s=settings.stop_timeout_s, confined=user is not None
+        )
+        recovered = await recovery.run()
         loader = Loader(self._launch_settings(open_files, work_dir, journal.epoch), tree, reaper)
         launcher = Launcher(loader)
         stack.push_async_callback(launcher.close)
@@ -125,15 +135,20 @@ class Supervisor:
         return root / "journal.db", root / "work"
 
     def _open_tree(self, journal: Journal, stack: contextlib.AsyncExitStack) -> Tree | None:
-        if self._settings.stop_method == "group":
+        method = self._settings.stop_method
+        if method == "group":
             log.warning("stops_unproved", detail='stop_method = "group": stops are carried out and never confirmed')
+        if method in ("group", "keeper"):
             return None
         try:
             tree = open_tree(self._settings.cgroup_root, journal.instance_id)
         except StartError as error:
+            if method == "auto":
+                log.info("stop_method", method="keeper", reason=error.detail)
+                return None
             raise StartError(
-                f"stops could not be proved here: {error.detail}; give the supervisor a writable cgroup v2 directory "
-                '(Delegate=yes, or cgroup_root), or set stop_method = "group" to accept stops without proof'
+                f"{error.detail}; give the supervisor a writable cgroup v2 directory (Delegate=yes, or cgroup_root), "
+                'or set stop_method = "keeper"'
             ) from None
         stack.callback(tree.remove)
         log.info("stop_method", method="cgroup", cgroup=str(tree.base.path))
@@ -152,6 +167,9 @@ class Supervisor:
             open_files=open_files,
             output_directory=work_dir,
             epoch=epoch,
+            keeper=settings.stop_method != "group",
+            user=self._user,
+            namespace=settings.pid_namespace == "auto" and self._user is None and os.geteuid() == 0,
         )
 
     async def _listen(self, routes: Routes, jobs: Jobs, launcher: Launcher) -> int:
@@ -174,7 +192,7 @@ class Supervisor:
             log.info("listening", host=host, port=port, version=VERSION, pid=os.getpid())
             await self._until_stopped(launcher)
             log.info("draining", running=jobs.running, queued=jobs.queued)
-            proved = await jobs.shut_down()
+            proved = await jobs.shut_down(self._hurry)
             routes.close_streams()
         finally:
             await runner.cleanup()
@@ -184,8 +202,12 @@ class Supervisor:
     def _install_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._on_stop_signal)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+
+    def _on_stop_signal(self) -> None:
+        """The first asks for a drain, the second ends it."""
+        (self._hurry if self._stop.is_set() else self._stop).set()
 
     async def _until_stopped(self, launcher: Launcher) -> None:
         while not self._stop.is_set():

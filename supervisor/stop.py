@@ -14,15 +14,19 @@ import time
 
 import msgspec
 
+from protocol import points
 from protocol.api import Stray, WorkerExit
 from protocol.states import Method
 from supervisor.cgroup import Leaf
+from supervisor.keeper import Keeper
 from supervisor.processes import Child
 from supervisor.strays import Hunter
 
 #: Waits between looks, seconds: from the first to the longest, doubling.
 FIRST_PAUSE_S = 0.0003
 LONGEST_PAUSE_S = 0.05
+#: How long a keeper may take to say EMPTY before the supervisor looks itself, seconds.
+KEEPER_PATIENCE_S = 1.0
 
 
 class Pause:
@@ -44,10 +48,27 @@ class Pause:
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be stopped: the worker and the leaf that holds everything it started (None: no cgroups here)."""
+    """What is to be stopped: the worker, and the leaf or the keeper that has everything it started below it.
+
+    Neither of the two: stops are not proved here (``stop_method = "group"``).
+    """
 
     child: Child
     leaf: Leaf | None
+    keeper: Keeper | None = None
+
+    @property
+    def provable(self) -> bool:
+        """Whether a stop can be proved at all."""
+        return self.leaf is not None or self.keeper is not None
+
+    def left(self) -> bool:
+        """Whether something of the work can still be seen."""
+        if not self.child.gone.is_set():
+            return True
+        if self.leaf is not None:
+            return self.leaf.populated()
+        return self.keeper is not None and bool(self.keeper.below())
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,22 +91,26 @@ class Stop:
         self._work = work
         self._hunter = hunter
         self._killed: set[int] = set()
+        self._swept = 0
         self._strays: dict[tuple[int, float | None], Stray] = {}
 
     async def attempt(self, deadline_s: float) -> Proof:
         """Kill until the kernel says that nothing is left, at most ``deadline_s`` seconds."""
         leaf = self._work.leaf
+        if self._work.keeper is not None:
+            return await self._attempt_keeper(self._work.keeper, deadline_s)
         if leaf is None:
             return await self._kill_group(deadline_s)
         give_up = time.monotonic() + deadline_s
         pause = Pause(self._work.child)
         while True:
             self._strike(leaf)
+            points.reach("stop.struck")
             missing = self._look(leaf)
             if missing is None:
-                return self._proof(confirmed=True, left=0)
+                return self._proof(Method.CGROUP, confirmed=True, left=0)
             if time.monotonic() > give_up:
-                return self._proof(confirmed=False, left=len(leaf.pids()), missing=missing)
+                return self._proof(Method.CGROUP, confirmed=False, left=len(leaf.pids()), missing=missing)
             await pause.wait()
 
     def _strike(self, leaf: Leaf) -> None:
@@ -99,14 +124,39 @@ class Stop:
     def _look(self, leaf: Leaf) -> str | None:
         """One look without a pause inside. Returns what is missing for the proof."""
         status_in_hand = self._work.child.collect()
-        strays, clean = self._hunter.pass_once()
-        for stray in strays:
-            self._strays[stray.pid, stray.started_at] = stray
+        clean = self._hunt()
         if leaf.populated():
             return "processes of the job are still alive"
         if not status_in_hand:
             return "the worker's wait status is not in hand"
         return None if clean else "processes outside of the job's cgroup are still alive"
+
+    async def _attempt_keeper(self, keeper: Keeper, deadline_s: float) -> Proof:
+        """Have the keeper sweep; one that says nothing is killed, which makes everything below it our own children."""
+        give_up = time.monotonic() + deadline_s
+        empty = await keeper.sweep(min(KEEPER_PATIENCE_S, deadline_s))
+        if empty is not None and empty.status is not None:
+            self._work.child.settle(empty.status)
+            self._swept += empty.killed
+            return self._proof(Method.KEEPER, confirmed=True, left=0)
+        await keeper.dismiss()
+        pause = Pause()
+        while True:
+            self._work.child.kill()
+            status_in_hand = self._work.child.collect()
+            clean = self._hunt()
+            if clean and status_in_hand:
+                return self._proof(Method.SUBREAPER, confirmed=True, left=0)
+            if time.monotonic() > give_up:
+                missing = "orphans of the job are still alive" if status_in_hand else "the wait status is not in hand"
+                return self._proof(Method.SUBREAPER, confirmed=False, left=None, missing=missing)
+            await pause.wait()
+
+    def _hunt(self) -> bool:
+        strays, clean = self._hunter.pass_once()
+        for stray in strays:
+            self._strays[stray.pid, stray.started_at] = stray
+        return clean
 
     async def _kill_group(self, deadline_s: float) -> Proof:
         """Without a cgroup: the worker's process group dies, and nothing is proved about those who left it."""
@@ -120,15 +170,16 @@ class Stop:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(deadline_s):
                     await child.exited
-        return self._proof(confirmed=False, left=None, missing="no cgroup is writable: what left the group is not seen")
+        missing = "no cgroup is writable: what left the group is not seen"
+        return self._proof(Method.GROUP, confirmed=False, left=None, missing=missing)
 
-    def _proof(self, *, confirmed: bool, left: int | None, missing: str | None = None) -> Proof:
+    def _proof(self, method: Method, *, confirmed: bool, left: int | None, missing: str | None = None) -> Proof:
         return Proof(
             confirmed=confirmed,
-            method=Method.CGROUP if self._work.leaf is not None else Method.GROUP,
+            method=method,
             confirmed_at=time.time() if confirmed else None,
             worker=worker_exit(self._work),
-            killed=len(self._killed),
+            killed=len(self._killed) + self._swept,
             strays=tuple(self._strays.values()),
             left=left,
             missing=missing,
@@ -138,13 +189,7 @@ class Stop:
 def worker_exit(work: Work) -> WorkerExit:
     """The worker's identity and what is known of its end."""
     child = work.child
-    code = name = None
-    if child.exited.done():
-        status = child.exited.result()
-        if os.WIFSIGNALED(status):
-            name = signal_name(os.WTERMSIG(status))
-        else:
-            code = os.WEXITSTATUS(status)
+    code, name = exit_of(child.exited.result()) if child.exited.done() else (None, None)
     kills = work.leaf.oom_kills() if work.leaf is not None and work.leaf.exists() else None
     return WorkerExit(
         pid=child.pid,
@@ -153,6 +198,13 @@ def worker_exit(work: Work) -> WorkerExit:
         exit_signal=name,
         oom=None if kills is None else kills > 0,
     )
+
+
+def exit_of(status: int) -> tuple[int | None, str | None]:
+    """(exit code, name of the signal) of a waitpid(2) status; one of them is None."""
+    if os.WIFSIGNALED(status):
+        return None, signal_name(os.WTERMSIG(status))
+    return os.WEXITSTATUS(status), None
 
 
 def signal_name(number: int) -> str:
@@ -168,6 +220,6 @@ async def settle(work: Work, limit_s: float) -> None:
     give_up = time.monotonic() + limit_s
     pause = Pause(work.child)
     while time.monotonic() < give_up:
-        if work.child.gone.is_set() and not (work.leaf is not None and work.leaf.populated()):
+        if not work.left():
             return
         await pause.wait()

@@ -38,31 +38,21 @@ class Hunter:
         strays: list[Stray] = []
         suspects: dict[Identity, float] = {}
         for pid in self._reaper.unknown():
-            where = cgroup_of(pid)
+            where = cgroup_of(pid) or ""
             identity = identify(pid)
-            if where is None or identity is None:
+            if identity is None or self._loader.is_resident(identity):
                 continue
             if where in newborn or any(_within(where, leaf) for leaf in leaves):
                 continue
-            if self._is_suspect(identity, where):
+            if self._loader.may_be_newborn(where):
                 suspects[identity] = self._suspects.get(identity, time.monotonic())
                 if time.monotonic() - suspects[identity] < NEWBORN_S:
                     continue
-            elif self._is_resident(identity, where):
-                continue
             strays.append(Stray(pid=pid, started_at=identity.started_at, command=command(pid)))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # our own unreaped child: the pid cannot be a stranger's
         self._suspects = suspects
         return strays, not strays and not suspects
-
-    def _is_suspect(self, identity: Identity, where: str) -> bool:
-        template = self._loader.template_of(where)
-        return template is not None and template.launches_pending and identity not in template.residents
-
-    def _is_resident(self, identity: Identity, where: str) -> bool:
-        template = self._loader.template_of(where)
-        return template is not None and identity in template.residents
 
 
 def _within(proc_path: str, leaf: Leaf) -> bool:

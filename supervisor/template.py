@@ -14,12 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from protocol import frames
+from protocol import frames, points
 from protocol.errors import CrewError, ProtocolViolation
 from supervisor.capture import Capture
 from supervisor.cgroup import Leaf
 from supervisor.channel import Channel
-from supervisor.processes import Child, Identity, Reaper, identify
+from supervisor.processes import Child, Identity, Reaper, descendants, identify
 
 #: Descriptor of the control socket in the new process.
 CONTROL_FD = 3
@@ -52,6 +52,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
     open_files: tuple[int, int]
     output: Path
+    user: frames.User | None = None
 
 
 class TemplateProcess:
@@ -103,6 +104,7 @@ class TemplateProcess:
             open_files=self.role.open_files,
             leaf=leaf_fd is not None,
             supervisor_pid=os.getpid(),
+            user=self.role.user,
         )
         self._channel.send(load, [] if leaf_fd is None else [leaf_fd])
         if leaf_fd is not None:
@@ -127,6 +129,7 @@ class TemplateProcess:
             if self._channel.ended:
                 raise TemplateFailed(f"the {self.role.name} is gone")
             self._channel.send(msgspec.structs.replace(launch, launch_id=launch_id), descriptors)
+            points.reach("launch.sent")
             return await answer
         finally:
             self._launches.pop(launch_id, None)
@@ -155,10 +158,13 @@ class TemplateProcess:
         if frame.version != frames.PROTOCOL_VERSION:
             self._fail_ready(f"the {self.role.name} speaks protocol {frame.version}, not {frames.PROTOCOL_VERSION}")
         elif not self.ready.done():
-            if self.leaf is not None:
-                found = (identify(pid) for pid in self.leaf.pids())
-                self.residents = frozenset(identity for identity in found if identity is not None)
+            self.residents = self._find_residents()
             self.ready.set_result(frame)
+
+    def _find_residents(self) -> frozenset[Identity]:
+        """What the import left running: in the leaf, or without one, below the template and orphaned to us."""
+        pids = self.leaf.pids() if self.leaf is not None else [*descendants(self.child.pid), *self._reaper.unknown()]
+        return frozenset(identity for identity in map(identify, pids) if identity is not None)
 
     def _fail_ready(self, detail: str) -> None:
         if not self.ready.done():

@@ -12,10 +12,12 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from protocol import points
 from protocol.errors import CrewError
 from protocol.frames import Directories
 
@@ -44,11 +46,16 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
 class Workspace:
     """Everything below ``work_dir``: crews/, jobs/, logs/, replays/."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, owner: tuple[int, int] | None = None) -> None:
+        """``owner``: (uid, gid) of the workers, where they are not the supervisor's own user."""
         self.root = root
+        self._owner = owner
         for name in ("crews", "jobs", "logs", "replays"):
             (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        root.chmod(0o700)
+        # Workers of another user pass through, and see no names.
+        shared = 0o700 if owner is None else 0o711
+        for path in (root, root / "crews", root / "jobs"):
+            path.chmod(shared)
 
     def prepare(self, row: int, crew_id: str) -> Directories:
         """Make the directories of one job. Raises OSError."""
@@ -62,9 +69,18 @@ class Workspace:
             storage=str(crew / "storage"),
             locks=str(crew / "locks"),
         )
-        for path in msgspec.structs.astuple(paths):
-            Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+        points.write("workspace.prepare")
+        for path in (crew, job, *map(Path, msgspec.structs.astuple(paths))):
+            self._make(path)
         return paths
+
+    def _make(self, path: Path) -> None:
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            return
+        if self._owner is not None:
+            os.chown(path, *self._owner, follow_symlinks=False)
 
     def job(self, row: int) -> Path:
         """A job's own directory."""
@@ -83,6 +99,15 @@ class Workspace:
         for path in (self.log(row), self._replay(row)):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
+
+    def kept(self) -> Iterator[int]:
+        """Rows of which something is kept beyond their end, some of them twice."""
+        for name in ("logs", "replays"):
+            with os.scandir(self.root / name) as entries:
+                for entry in entries:
+                    row, _, _ = entry.name.partition(".")
+                    if row.isdigit():
+                        yield int(row)
 
     def leftovers(self) -> list[int]:
         """Rows that have a job directory."""
@@ -106,6 +131,8 @@ class Workspace:
         except FileNotFoundError:
             return None
         copy.chmod(0o600)
+        if self._owner is not None:
+            os.chown(copy, *self._owner, follow_symlinks=False)
         return copy
 
     def training_file(self, row: int) -> Path:
@@ -143,6 +170,7 @@ def place_artifact(source: Path, directory: Path, name: str, *, overwrite: bool)
         else:
             _link(part, name, directory_fd)
         os.fsync(directory_fd)
+        points.reach("artifact.placed")
         return artifact
     finally:
         os.close(source_fd)
@@ -166,6 +194,7 @@ def _copy(source_fd: int, directory_fd: int, part: str) -> Artifact:
     digest, size = hashlib.sha256(), 0
     try:
         while block := os.read(source_fd, COPY_BYTES):
+            points.write("artifact.write")
             digest.update(block)
             size += len(block)
             view = memoryview(block)

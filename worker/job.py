@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from typing import NoReturn
 
-from protocol import frames
+from protocol import frames, points
 from protocol.errors import ProtocolViolation
 from worker import operations, sandbox, stores
 from worker.channel import Channel, PipeClosed
@@ -30,11 +30,11 @@ class Descriptors:
     """The descriptors of one Launch, in their order on the wire."""
 
     def __init__(self, launch: frames.Launch, received: list[int]) -> None:
-        if len(received) != (4 if launch.leaf else 3):
+        if len(received) != 3 + launch.leaf + launch.keeper:
             raise ProtocolViolation(f"launch {launch.launch_id} came with {len(received)} descriptors")
         self.protocol, self.stdout, self.stderr = received[:3]
         self.leaf = received[3] if launch.leaf else None
-        self.all = received
+        self.keeper = received[-1] if launch.keeper else None
 
 
 def become_worker(
@@ -45,14 +45,22 @@ def become_worker(
     evaluators: Mapping[str, object],
     open_files: tuple[int, int],
     in_leaf: bool,
+    namespace: bool,
     parent_pid: int | None,
 ) -> NoReturn:
     """Turn this process into the worker of ``launch``; never returns.
 
-    ``parent_pid``: whose death kills us, None where the parent is a template that may be recycled.
+    ``parent_pid``: whose death kills us, None where the parent is a template that may be recycled. ``namespace``:
+    this is the init of a new PID namespace.
     """
     code = EXIT_SANDBOX
+    points.reach("worker.born")
     try:
+        if namespace:
+            parent_pid = 0
+            # Where mounting is refused, /proc inside shows the supervisor's pids; nothing of the proof depends on it.
+            with contextlib.suppress(OSError):
+                sandbox.show_own_processes()
         channel = _enter_sandbox(launch, descriptors, open_files=open_files, in_leaf=in_leaf, parent_pid=parent_pid)
         code = _serve(channel, launch, crews, evaluators)
     except (PipeClosed, ProtocolViolation):
@@ -97,10 +105,12 @@ def _buffer_by_line() -> None:
 def _serve(
     channel: WorkerChannel, launch: frames.Launch, crews: Mapping[str, object], evaluators: Mapping[str, object]
 ) -> int:
+    points.reach("worker.enclosed")
     channel.send(frames.Hello(version=frames.PROTOCOL_VERSION, pid=os.getpid()))
     go, _ = channel.receive()
     if not isinstance(go, frames.Go):
         raise ProtocolViolation(f"expected go, got {type(go).__name__}")
+    points.reach("worker.told")
     cancellation = operations.Cancellation()
     threading.Thread(target=_listen, args=(channel, cancellation), name="protocol", daemon=True).start()
     stores.redirect(launch.directories, go.replay_store)
@@ -114,7 +124,9 @@ def _serve(
     )
     if isinstance(ending, frames.Failure) and ending.detail:
         print(ending.detail, file=sys.stderr)
+    points.reach("worker.finished")
     channel.send(ending)
+    points.reach("worker.answered")
     return EXIT_OK
 
 

@@ -12,9 +12,13 @@ import signal
 import sys
 import tempfile
 
-from protocol.frames import Launch
+from protocol.frames import Launch, User
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+MS_REC, MS_PRIVATE = 0x4000, 0x40000
 #: Protocol descriptors live above what a careless ``close()`` loop or ``dup2`` of a crew usually hits.
 PROTOCOL_FD_FLOOR = 500
 #: Added to the supervisor's oom_score_adj (1..1000), so that the kernel prefers a worker.
@@ -37,18 +41,88 @@ def join_leaf(leaf_fd: int) -> None:
 def die_with_parent(expected_ppid: int) -> None:
     """Ask for SIGKILL when the thread that made us ends (PR_SET_PDEATHSIG in prctl(2)), then check it is not too late.
 
+    ``expected_ppid`` is 0 for the init of a PID namespace, whose parent is outside: there the end of the pipe tells.
     Raises ParentGone. Must follow any change of user, which clears the setting.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != expected_ppid:
         raise ParentGone(f"parent is {os.getppid()}, not {expected_ppid}")
 
 
+def _prctl(option: int, value: int) -> None:
+    _check(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0))
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def become_user(user: User) -> None:
+    """Take on another user for good (setresuid(2)). Raises OSError.
+
+    The change makes the process undumpable, and /proc/self root's; dumpable again, it may raise its own OOM score.
+    """
+    os.setgroups(user.groups)
+    os.setresgid(user.gid, user.gid, user.gid)
+    os.setresuid(user.uid, user.uid, user.uid)
+    _prctl(PR_SET_DUMPABLE, 1)
+
+
+def adopt_orphans() -> None:
+    """Become the subreaper of everything below this process. Raises OSError."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def own_children() -> list[int]:
+    """Pids of the children of this single-threaded process, zombies included (proc_pid_task(5))."""
+    with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+def start_ticks(pid: int) -> int:
+    """Field 22 of proc_pid_stat(5) of a child that is not reaped yet."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        text = file.read()
+    return int(text[text.rindex(b")") + 2 :].split()[19])
+
+
+def wake_on_children() -> int:
+    """Make SIGCHLD write to a pipe; returns the end to poll. Undone by ``reset_signals`` in a child (signal(7))."""
+    wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    return wake
+
+
+def drain_wake(descriptor: int) -> None:
+    """Empty the pipe of ``wake_on_children``."""
+    with contextlib.suppress(BlockingIOError):
+        os.read(descriptor, 4096)
+
+
+def keep_only(descriptor: int) -> int:
+    """Close every descriptor but this one, with /dev/null at 0-2. Returns its new number."""
+    high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    null = os.open(os.devnull, os.O_RDWR)
+    for target in range(3):
+        os.dup2(null, target, inheritable=True)
+    os.closerange(3, high)
+    os.closerange(high + 1, 1 << 20)
+    return high
+
+
+def show_own_processes() -> None:
+    """Inside a new mount and PID namespace: a /proc of our own, seen by nobody else (mount(2)). Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    _check(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
+    _check(libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None))
+
+
 def reset_signals() -> None:
     """Default disposition for every signal that can have one, nothing blocked."""
+    signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             with contextlib.suppress(OSError, ValueError):

@@ -16,10 +16,11 @@ import time
 import traceback
 from collections.abc import Mapping
 from importlib import metadata
+from typing import NoReturn
 
-from protocol import frames
+from protocol import frames, points
 from protocol.errors import ProtocolViolation
-from worker import registry, sandbox
+from worker import keeper, registry, sandbox
 from worker.channel import Channel, PipeClosed
 from worker.job import EXIT_PIPE, Descriptors, become_worker
 from worker.sibling import ForkMethod, SiblingForker
@@ -64,7 +65,8 @@ class Template:
         self._load = load
         self._crews: Mapping[str, object] = {}
         self._evaluators: Mapping[str, object] = {}
-        self._children: dict[int, int] = {}
+        #: Workers that could not be made the supervisor's own children.
+        self._children: set[int] = set()
 
     def prepare(self) -> None:
         """Import, check and report. Raises whatever the import raises."""
@@ -73,6 +75,7 @@ class Template:
         self._evaluators = registry.evaluators(self._load.registry)
         gc.collect()
         gc.freeze()
+        points.reach("template.loaded")
         self._channel.send(
             frames.Ready(
                 version=frames.PROTOCOL_VERSION,
@@ -90,25 +93,24 @@ class Template:
     def serve_template(self) -> None:
         """Fork a worker per Launch until the supervisor closes the pipe, then exit."""
         forker = SiblingForker()
+        wake = sandbox.wake_on_children()
         poll = select.poll()
         poll.register(self._channel.sock, select.POLLIN)
+        poll.register(wake, select.POLLIN)
         while True:
-            for fd, _ in poll.poll():
-                if fd in self._children:
-                    poll.unregister(fd)
-                    self._relay(fd)
-                    continue
-                launch, received = self._receive_launch()
-                child_fd = self._fork(forker, launch, received)
-                if child_fd is not None:
-                    poll.register(child_fd, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll()}
+            if wake in ready:
+                sandbox.drain_wake(wake)
+                self._relay()
+            if self._channel.sock.fileno() in ready:
+                self._fork(forker, *self._receive_launch())
 
     def serve_standby(self) -> None:
         """Become the worker of the one Launch that comes."""
         launch, received = self._receive_launch()
         descriptors = Descriptors(launch, received)
         self._channel.send(frames.Launched(launch_id=launch.launch_id, pid=os.getpid(), method="standby"))
-        self._become(launch, descriptors, in_leaf=False, parent_pid=launch.supervisor_pid)
+        self._become(launch, descriptors, in_leaf=False, namespace=False, parent_pid=launch.supervisor_pid)
 
     def _receive_launch(self) -> tuple[frames.Launch, list[int]]:
         frame, received = self._channel.receive()
@@ -116,36 +118,60 @@ class Template:
             raise ProtocolViolation(f"expected launch, got {type(frame).__name__}")
         return frame, received
 
-    def _fork(self, forker: SiblingForker, launch: frames.Launch, received: list[int]) -> int | None:
-        child_fd = None
+    def _fork(self, forker: SiblingForker, launch: frames.Launch, received: list[int]) -> None:
         try:
             descriptors = Descriptors(launch, received)
-            pid, method, in_leaf = forker.fork(descriptors.leaf)
-            if pid == 0:
-                parent = None if method is ForkMethod.FORK else launch.supervisor_pid
-                self._become(launch, descriptors, in_leaf=in_leaf, parent_pid=parent)
-            if method is ForkMethod.FORK:
-                child_fd = os.pidfd_open(pid)
-                self._children[child_fd] = pid
-            self._channel.send(frames.Launched(launch_id=launch.launch_id, pid=pid, method=method.value))
+            points.reach("template.asked")
+            made = forker.fork(descriptors.leaf, namespace=launch.namespace)
+            if made.pid == 0:
+                parent = None if made.method is ForkMethod.FORK else launch.supervisor_pid
+                if descriptors.keeper is not None:
+                    self._keep(launch, descriptors)
+                self._become(
+                    launch, descriptors, in_leaf=made.in_leaf, namespace=made.namespace, parent_pid=parent
+                )
+            points.reach("template.forked")
+            if made.method is ForkMethod.FORK:
+                self._children.add(made.pid)
+            self._channel.send(
+                frames.Launched(
+                    launch_id=launch.launch_id, pid=made.pid, method=made.method.value, namespace=made.namespace
+                )
+            )
         except (OSError, ProtocolViolation) as error:
             detail = f"{type(error).__name__}: {error}"
             self._channel.send(frames.LaunchFailed(launch_id=launch.launch_id, detail=detail))
         finally:
             for fd in received:
                 os.close(fd)
-        return child_fd
 
-    def _relay(self, fd: int) -> None:
-        pid = self._children.pop(fd)
-        os.close(fd)
-        with contextlib.suppress(ChildProcessError):
-            _, status = os.waitpid(pid, 0)
-            self._channel.send(frames.Exited(pid=pid, status=status))
+    def _keep(self, launch: frames.Launch, descriptors: Descriptors) -> NoReturn:
+        assert descriptors.keeper is not None
+
+        def run_worker(keeper_pid: int) -> NoReturn:
+            self._become(launch, descriptors, in_leaf=True, namespace=False, parent_pid=keeper_pid)
+
+        keeper.keep(descriptors.keeper, launch.directories.job, run_worker)
+
+    def _relay(self) -> None:
+        """Collect our children that have ended, and no other process of the import's; tell their statuses."""
+        for child in list(self._children):
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(child, os.WNOHANG)
+                if pid == 0:
+                    continue
+                self._channel.send(frames.Exited(pid=pid, status=status))
+            self._children.discard(child)
 
     def _become(
-        self, launch: frames.Launch, descriptors: Descriptors, *, in_leaf: bool, parent_pid: int | None
-    ) -> None:
+        self,
+        launch: frames.Launch,
+        descriptors: Descriptors,
+        *,
+        in_leaf: bool,
+        namespace: bool,
+        parent_pid: int | None,
+    ) -> NoReturn:
         become_worker(
             launch,
             descriptors,
@@ -153,6 +179,7 @@ class Template:
             evaluators=self._evaluators,
             open_files=self._load.open_files,
             in_leaf=in_leaf,
+            namespace=namespace,
             parent_pid=parent_pid,
         )
 
@@ -175,11 +202,13 @@ def main(fd: int) -> None:
         load, received = channel.receive()
         if not isinstance(load, frames.Load) or load.version != frames.PROTOCOL_VERSION or load.role not in ROLES:
             raise ProtocolViolation(f"expected load of version {frames.PROTOCOL_VERSION}")
-        sandbox.die_with_parent(load.supervisor_pid)
         if load.leaf:
             sandbox.join_leaf(received[0])
         for descriptor in received:
             os.close(descriptor)
+        if load.user is not None:
+            sandbox.become_user(load.user)
+        sandbox.die_with_parent(load.supervisor_pid)
         template = Template(channel, load)
         try:
             template.prepare()

@@ -2,5 +2,14 @@
 
 from supervisor.config.load import check_training_dir, is_loopback, load, prepare_training_dir
 from supervisor.config.settings import CrewSettings, Settings
+from supervisor.config.user import resolve_worker_user
 
-__all__ = ["CrewSettings", "Settings", "check_training_dir", "is_loopback", "load", "prepare_training_dir"]
+__all__ = [
+    "CrewSettings",
+    "Settings",
+    "check_training_dir",
+    "is_loopback",
+    "load",
+    "prepare_training_dir",
+    "resolve_worker_user",
+]

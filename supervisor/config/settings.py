@@ -92,6 +92,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stop_method: str = "auto"
     #: Cgroup v2 directory to make leaves in; None: the supervisor's own.
     cgroup_root: Path | None = None
+    #: Name of the user that templates and workers run as; None: the supervisor's own.
+    worker_user: str | None = None
+    #: ``auto``: a root supervisor without worker_user gives each worker a PID namespace where the kernel allows it.
+    pid_namespace: str = "auto"
     grace_s: float = 0.5
     linger_s: float = 2.0
     stop_timeout_s: float = 10.0

@@ -248,6 +248,10 @@ class Journal:
         """Row of the crew's latest retained job that ran the CrewAI task."""
         return await self.read(lambda connection: queries.task_owner(connection, crew_id, task_id))
 
+    async def absent(self, rows: Sequence[int]) -> list[int]:
+        """Those of ``rows``, a few hundred at most, that belong to no retained job."""
+        return await self.read(partial(queries.absent, rows=rows))
+
     async def audit_of(self, action_id: str, *, limit: int = queries.AUDIT_PAGE) -> list[AuditEntry]:
         """The newest entries about an Action, oldest first."""
         return await self.read(lambda connection: queries.audit_of(connection, action_id, limit))

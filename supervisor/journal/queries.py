@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -214,6 +214,13 @@ def task_owner(connection: sqlite3.Connection, crew_id: str, task_id: str) -> in
         (task_id, crew_id),
     ).fetchone()
     return found[0] if found else None
+
+
+def absent(connection: sqlite3.Connection, rows: Sequence[int]) -> list[int]:
+    """Those of ``rows`` that belong to no retained job; a quarantined one is retained."""
+    marks = ", ".join("?" * len(rows))
+    found = {row for (row,) in connection.execute(f"SELECT row FROM jobs WHERE row IN ({marks})", rows)}
+    return [row for row in rows if row not in found]
 
 
 def audit_of(connection: sqlite3.Connection, action_id: str, limit: int) -> list[AuditEntry]:

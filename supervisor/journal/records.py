@@ -82,7 +82,8 @@ class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """A worker process of a job. ``attempt`` counts launches of one job from 1.
 
     ``started_at`` (from the kernel's start ticks) and ``launched_at`` are Unix seconds, ``leaf`` the path of its leaf
-    cgroup, ``method`` how it was made (``protocol.frames.Launched``).
+    cgroup, ``method`` how it was made (``protocol.frames.Launched``). ``keeper_pid`` and ``keeper_ticks`` identify its
+    keeper where it has one.
     """
 
     attempt: int = 1
@@ -94,6 +95,17 @@ class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     leaf: str | None
     method: str
     launched_at: float
+    keeper_pid: int | None = None
+    keeper_ticks: int | None = None
+
+    @property
+    def keeper(self) -> Identity | None:
+        """The keeper's identity."""
+        if self.keeper_pid is None or self.keeper_ticks is None:
+            return None
+        return Identity(
+            pid=self.keeper_pid, start_ticks=self.keeper_ticks, boot_id=self.boot_id, pid_ns=self.pid_ns
+        )
 
     @property
     def identity(self) -> Identity:

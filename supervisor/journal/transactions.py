@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from protocol import points
 from protocol.api import StopEvidence
 from protocol.errors import ActionRunning, IllegalTransition, JournalFull, UnknownAction
 from protocol.states import Phase, Status, Step, advance
@@ -57,6 +58,7 @@ def admit(connection: sqlite3.Connection, job: NewJob, *, tally: Tally, retained
     values = msgspec.structs.asdict(job)
     row = connection.execute(_INSERT_JOB, [values[name] for name in _NEW_JOB_FIELDS]).lastrowid
     assert row is not None
+    points.write("journal.admit")
     tally.working += 1
     audit(connection, AuditEntry(at=job.admitted_at, action_id=job.action_id, actor=job.client, act="admitted"))
     record = JobRecord(
@@ -89,6 +91,7 @@ def record_start(
     record = queries.job_by_row(connection, row)
     phase = advance(_starting(record), Step.START_RECORDED)
     _insert_worker(connection, row, worker)
+    points.write("journal.record_start")
     count = _append(connection, record, record.event_count, [("started", started)], at=at)
     connection.execute(
         "UPDATE jobs SET phase = ?, started_at = ?, event_count = ? WHERE row = ?", (phase, at, count, row)
@@ -111,6 +114,7 @@ def append_events(connection: sqlite3.Connection, row: int, first_seq: int, *, i
     if record.phase not in (Phase.RUNNING, Phase.STOPPING):
         raise IllegalTransition(f"Action {record.action_id} is {record.phase.value} and takes no events")
     count = _append(connection, record, first_seq, items, at=at)
+    points.write("journal.append_events")
     connection.execute("UPDATE jobs SET event_count = ? WHERE row = ?", (count, row))
     return count
 
@@ -136,6 +140,7 @@ def record_stop_request(
     record = queries.job_by_row(connection, row)
     phase = _stopping(record)
     connection.execute("UPDATE jobs SET phase = ? WHERE row = ?", (phase, row))
+    points.write("journal.record_stop_request")
     note = msgspec.json.encode(_Note(reason, detail))
     audit(connection, AuditEntry(at=at, action_id=record.action_id, actor=actor, act="stop_requested", detail=note))
     return msgspec.structs.replace(record, phase=phase)
@@ -156,6 +161,7 @@ def finish(connection: sqlite3.Connection, row: int, ending: Ending) -> JobRecor
            WHERE row = ?""",
         (ending.status, phase, count, ending.ended_at, ending.uncertain, stop_bytes(ending.stop), row),
     )
+    points.write("journal.finish")
     connection.executemany(
         "INSERT OR IGNORE INTO tasks(task_id, job) VALUES(?, ?)", [(task_id, row) for task_id in ending.task_ids]
     )
@@ -195,6 +201,7 @@ def archive(connection: sqlite3.Connection, action_id: str, *, actor: str, at: f
         "INSERT INTO tombstones(action_id, request_hash, crew_id, operation, status, archived_at) VALUES(?,?,?,?,?,?)",
         (action_id, record.request_hash, record.crew_id, record.operation, record.status, at),
     )
+    points.write("journal.archive")
     for table in ("events", "workers", "tasks"):
         connection.execute(f"DELETE FROM {table} WHERE job = ?", (record.row,))
     connection.execute("DELETE FROM jobs WHERE row = ?", (record.row,))

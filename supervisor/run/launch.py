@@ -9,7 +9,7 @@ import time
 
 import msgspec
 
-from protocol import canonical, frames
+from protocol import canonical, frames, points
 from protocol.api import MAX_OUTPUT_BYTES, LateResult
 from protocol.errors import JournalUnavailable
 from protocol.operations import Operation
@@ -159,7 +159,7 @@ class Bringup:
         worker = self._job.worker
         assert worker is not None
         await prove(self._job, worker, self._means)
-        self.close(worker)
+        await self.close(worker)
         self._job.worker = None
         self._listener.hello.clear()
         self._listener.ended.clear()
@@ -169,7 +169,7 @@ class Bringup:
         """Make the worker's identity and ``started`` durable. Returns what ended the job meanwhile, if anything did."""
         job, worker = self._job, self._job.worker
         assert worker is not None
-        child, leaf = worker.work.child, worker.work.leaf
+        child, leaf, keeper = worker.work.child, worker.work.leaf, worker.work.keeper
         identity = WorkerIdentity(
             attempt=worker.attempt,
             pid=child.pid,
@@ -180,17 +180,20 @@ class Bringup:
             leaf=str(leaf.path) if leaf else None,
             method=worker.method,
             launched_at=worker.launched_at,
+            keeper_pid=keeper.child.pid if keeper else None,
+            keeper_ticks=keeper.child.identity.start_ticks if keeper else None,
         )
         data = canonical.compact({"status": "running", "operation": job.record.operation})
         try:
             job.record = await self._means.journal.record_start(job.record.row, identity, started=data, at=time.time())
         except JournalUnavailable:
             return JournalLost()
+        points.reach("start.recorded")
         job.feed.publish([("started", data)])
         job.advance(Step.START_RECORDED)
         return job.mailbox.take()
 
-    def close(self, worker: LiveWorker, *, expect_result: bool = False) -> LateResult | None:
+    async def close(self, worker: LiveWorker, *, expect_result: bool = False) -> LateResult | None:
         """Read what the dead worker had still said, then give its descriptors and its leaf back."""
         worker.channel.drain()
         late = self._job.mailbox.find(Finished) if expect_result else None
@@ -198,6 +201,8 @@ class Bringup:
         worker.capture.close()
         for watch in self._watches:
             watch.cancel()
+        if worker.work.keeper is not None:
+            await worker.work.keeper.dismiss()
         self._means.reaper.forget(worker.work.child)
         if worker.work.leaf is not None:
             with contextlib.suppress(OSError):
@@ -212,7 +217,7 @@ async def prove(job: Job, worker: LiveWorker, means: Means) -> stop.Proof:
     stopping = stop.Stop(worker.work, means.hunter)
     while True:
         proof = await stopping.attempt(means.settings.stop_timeout_s)
-        if proof.confirmed or worker.work.leaf is None:
+        if proof.confirmed or not worker.work.provable:
             return proof
         if not job.unconfirmed.is_set():
             job.unconfirmed.set()

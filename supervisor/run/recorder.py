@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from protocol import points
 from protocol.errors import JournalUnavailable
 from supervisor.events import Feed
 from supervisor.journal import Item, Journal
@@ -61,6 +62,7 @@ class Recorder:
             while self._pending and not self._halted:
                 batch = tuple(self._pending)
                 await self._journal.append_events(self._row, self._feed.count, batch, at=time.time())
+                points.reach("events.recorded")
                 self._committed(len(batch))
         except JournalUnavailable:
             self._halted = True

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 
-from protocol import frames
+from protocol import frames, points
 from protocol.api import StopEvidence
 from protocol.errors import CrewError
 from protocol.states import Step
@@ -96,6 +96,7 @@ class Run:
         assert worker is not None
         self._listener.go_sent = True
         worker.channel.send(go)
+        points.reach("go.sent")
         job.input_json = b""
         timeout_ms = job.record.timeout_ms or self._means.settings.default_timeout_ms
         self._timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, job.mailbox.put, TimedOut())
@@ -135,8 +136,10 @@ class Run:
         worker = self._job.worker
         if worker is None:
             return finish.never_started(decision, asked_at)
+        points.reach("stop.decided")
         proof = await prove(self._job, worker, self._means)
-        late = self._bringup.close(worker, expect_result=not isinstance(cause, Finished))
+        points.reach("stop.proved")
+        late = await self._bringup.close(worker, expect_result=not isinstance(cause, Finished))
         return finish.evidence_of(proof, decision, asked_at, late)
 
     async def _record(self, decision: Decision, cause: Cause, evidence: StopEvidence, output: bytes) -> None:
@@ -155,6 +158,7 @@ class Run:
             detail=decision.reason,
         )
         job.record = await finish.record(job, self._means.journal, ending)
+        points.reach("ending.recorded")
         job.advance(Step.ENDING_RECORDED)
         self._recorder.finished((decision.status.value, data))
         log.info(

@@ -85,6 +85,10 @@ class Trial:
     def restart_and_check(self, actions: list[Action]) -> None:
         """Start again on the state of the killed server; check what ``actions`` were told, and everything else."""
         self.server.start()
+        self.check(actions)
+
+    def check(self, actions: list[Action]) -> None:
+        """Check what ``actions`` were told, and everything else, of a server on which no job is live."""
         self._check_processes([action for action in actions if action.crew_id == "daemon"])
         found, executed = read_journal(self.server.state_file), self.executions()
         for action_id, record in found.items():

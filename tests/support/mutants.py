@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from protocol.api import Stray
 from supervisor import __main__ as entry
+from supervisor.cgroup import Leaf
 from supervisor.recovery import Recovery
 from supervisor.run.recorder import Recorder
 from supervisor.stop import Stop
+from supervisor.strays import Hunter
 
 #: How long after its lie ``late`` kills, seconds.
 LATE_S = 0.1
@@ -69,12 +72,36 @@ def sparing() -> None:
     replace(Recovery, "_kill", kill)
 
 
+def unhunted() -> None:
+    """Nobody looks for processes that left their leaf."""
+    replace(Hunter, "pass_once", lambda hunter: ([], True))
+
+
+def grasping() -> None:
+    """The hunt knows no other job: every orphan is a stray."""
+    look = Hunter.pass_once
+
+    def pass_once(hunter: Hunter) -> tuple[list[Stray], bool]:
+        hunter._live_leaves = lambda: ()
+        return look(hunter)
+
+    replace(Hunter, "pass_once", pass_once)
+
+
+def unswept() -> None:
+    """What is left in a leaf is killed by cgroup.kill alone."""
+    replace(Leaf, "sweep", lambda leaf: 0)
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "toothless": toothless,
     "blind": blind,
     "late": late,
     "hasty": hasty,
     "sparing": sparing,
+    "unhunted": unhunted,
+    "grasping": grasping,
+    "unswept": unswept,
 }
 
 

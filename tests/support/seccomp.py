@@ -1,7 +1,8 @@
 """Execute a command under a seccomp filter: ``python -m tests.support.seccomp REFUSAL... -- COMMAND...``.
 
 Refusals: ``clone3`` answers ENOSYS, as systemd's RestrictNamespaces= and Docker's default profile make it; ``siblings``
-makes clone(2) with CLONE_PARENT answer EPERM. Both leave fork, threads and posix_spawn alone.
+makes clone(2) with CLONE_PARENT answer EPERM; ``pidfds`` makes pidfd_open answer ENOSYS, as kernels before 5.3 do. All
+leave fork, threads and posix_spawn alone.
 Sources: seccomp(2), Documentation/networking/filter.rst (classic BPF), struct seccomp_data in linux/seccomp.h.
 """
 
@@ -25,6 +26,7 @@ CLONE_PARENT = 0x00008000
 LOAD, EQUALS, HAS_BITS, RETURN = 0x20, 0x15, 0x45, 0x06
 #: Offsets in struct seccomp_data: the call's number, the architecture, the low half of the first argument.
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
+SYS_PIDFD_OPEN = 434
 SYS_CLONE3 = 435
 
 
@@ -51,8 +53,9 @@ def program(refusals: set[str], machine: Machine) -> bytes:
     allow = _instruction(RETURN, RET_ALLOW)
     parts = [_instruction(LOAD, ARCHITECTURE), _instruction(EQUALS, machine.audit, 1, 0), allow]
     parts.append(_instruction(LOAD, NUMBER))
-    if "clone3" in refusals:
-        parts += [_instruction(EQUALS, SYS_CLONE3, 0, 1), _instruction(RETURN, RET_ERRNO | errno.ENOSYS)]
+    for refusal, number in (("clone3", SYS_CLONE3), ("pidfds", SYS_PIDFD_OPEN)):
+        if refusal in refusals:
+            parts += [_instruction(EQUALS, number, 0, 1), _instruction(RETURN, RET_ERRNO | errno.ENOSYS)]
     if "siblings" in refusals:
         parts += [
             _instruction(EQUALS, machine.sys_clone, 0, 3),
