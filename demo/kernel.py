@@ -52,8 +52,27 @@ def parent(pid: int) -> int | None:
     return int(fields[1]) if fields else None
 
 
+def here(process: Process) -> Process:
+    """The same process by our pid: a worker may live in a PID namespace and call itself otherwise (NSpid).
+
+    Source: proc_pid_status(5). Start ticks are the same inside and outside.
+    """
+    fields = _stat(process.pid)
+    if fields and int(fields[19]) == process.start_ticks:
+        return process
+    for entry in os.listdir("/proc"):
+        with suppress(FileNotFoundError, ProcessLookupError, IndexError):
+            if entry.isdigit() and int(_stat(int(entry))[19]) == process.start_ticks:
+                status = Path(f"/proc/{entry}/status").read_text(encoding="utf-8", errors="replace")
+                inner = next(line for line in status.splitlines() if line.startswith("NSpid:"))
+                if int(inner.split()[-1]) == process.pid:
+                    return Process(int(entry), process.start_ticks)
+    return process
+
+
 def alive(process: Process) -> bool:
     """Whether that very process can still run code. A zombie cannot, unless only its first thread has ended."""
+    process = here(process)
     fields = _stat(process.pid)
     if not fields or int(fields[19]) != process.start_ticks:
         return False

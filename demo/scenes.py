@@ -104,10 +104,11 @@ def _until_blocked(
     if kernel.wait_until(lambda: bool(kernel.beats(heartbeat)), 10) is None:
         raise RuntimeError("the child has no heartbeat")
     worker = kernel.identify(server.client.get(f"/jobs/{action_id}").document["worker"]["pid"])
-    child = kernel.beats(heartbeat)[-1].process
+    child = kernel.here(kernel.beats(heartbeat)[-1].process)
     if worker is None:
         raise RuntimeError("the worker is not running")
-    tied = "the supervisor" if kernel.parent(child.pid) == server.pid else f"pid {kernel.parent(child.pid)}"
+    above = kernel.parent(child.pid)
+    tied = {server.pid: "the supervisor", worker.pid: "the worker"}.get(above or 0, f"pid {above}")
     screen.fact("worker", f"pid {worker.pid}")
     screen.fact("its tool's child", f"pid {child.pid}; its parent is now {tied}")
     return worker, child
@@ -179,7 +180,11 @@ def kill_the_supervisor(screen: Screen, server: Server) -> None:
     screen.claim(f"the worker died with its supervisor, within {took_ms:.0f} ms of the kill (PR_SET_PDEATHSIG)", died)
     time.sleep(WATCH_S)
     orphaned = kernel.alive(child)
-    screen.note("its tool's child knows no supervisor: " + ("it still beats." if orphaned else "it is gone too."))
+    screen.note(
+        "its tool's child knows no supervisor: it still beats."
+        if orphaned
+        else "its tool's child is gone too: the worker was the init of a PID namespace, and took all of it along."
+    )
     server.start()
     screen.note(f"started again, pid {server.pid}, ready in {server.ready_s:.1f} s")
     if orphaned:
@@ -195,6 +200,7 @@ def _claim_fenced(screen: Screen, client: Client, seen: list[Event]) -> None:
     screen.fact("uncertain_outcome", str(view["uncertain_outcome"]).lower())
     screen.fact("stop.confirmed", str(stop["confirmed"]).lower())
     screen.fact("stop.reason", stop["reason"])
+    screen.fact("stop.method", stop["method"])
     screen.fact("processes_killed", stop["processes_killed"])
     screen.fact("processes_left", f"{stop['processes_left']} (in the job's cgroup)")
     if stop["reason"] == "escape_possible":
@@ -220,10 +226,11 @@ def _claim_not_repeated(screen: Screen, client: Client, body: dict[str, Any], he
     size = len(kernel.beats(heartbeat))
     answer = client.start(body)
     time.sleep(WATCH_S)
-    writers = {beat.process for beat in kernel.beats(heartbeat)}
+    # One writer, who started when the child did: a process in a PID namespace gives another pid of its own.
+    one_writer = {beat.process.start_ticks for beat in kernel.beats(heartbeat)} == {child.start_ticks}
     screen.claim(
         f"the same request again answers {answer.status} ({answer.document.get('code')}) and executes nothing",
-        answer.status == 502 and writers == {child} and len(kernel.beats(heartbeat)) == size,
+        answer.status == 502 and one_writer and len(kernel.beats(heartbeat)) == size,
     )
 
 

@@ -1,7 +1,7 @@
 """Execute a command as an unprivileged user in a cgroup that was given to it: ``UID CGROUP -- COMMAND...``.
 
-What systemd's ``User=`` and ``Delegate=yes`` do: the directory and its process lists belong to the user, who works below
-it. Source: Documentation/admin-guide/cgroup-v2.rst, Delegation.
+What systemd's ``User=`` and ``Delegate=yes`` do: the directory and its process lists belong to the user, who works
+below it. Source: Documentation/admin-guide/cgroup-v2.rst, Delegation.
 """
 
 from __future__ import annotations

@@ -56,11 +56,35 @@ def start_ticks(pid: int) -> int | None:
     return int(fields[19]) if fields else None
 
 
+def outer_pid(pid: int, ticks: int) -> int:
+    """Our pid of the process that started at ``ticks`` and calls itself ``pid``, maybe inside a PID namespace.
+
+    ``pid`` itself when there is none. Source: NSpid in proc_pid_status(5); start ticks are the same everywhere.
+    """
+    fields = _stat(pid)
+    if fields is not None and int(fields[19]) == ticks:
+        return pid
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and start_ticks(int(entry)) == ticks and _inner_pid(entry) == pid:
+            return int(entry)
+    return pid
+
+
+def _inner_pid(pid: str) -> int | None:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return None
+
+
 def alive(pid: int, ticks: int | None = None) -> bool:
-    """Whether ``pid`` can still run code; with ``ticks``, only if it is that very process.
+    """Whether ``pid`` can still run code; with ``ticks``, only if it is that very process, as it names itself.
 
     A zombie is dead only when no other thread is left: state Z alone says just that its leader thread has exited.
     """
+    if ticks is not None:
+        pid = outer_pid(pid, ticks)
     fields = _stat(pid)
     if fields is None or (ticks is not None and int(fields[19]) != ticks):
         return False
@@ -123,6 +147,7 @@ def wait_until(predicate: Callable[[], T], deadline_s: float, what: str) -> T:
 
 def kill(pid: int, ticks: int) -> None:
     """SIGKILL that very process, wherever it stands. Raises AssertionError if it is another one by now."""
+    pid = outer_pid(pid, ticks)
     fd = os.pidfd_open(pid)
     try:
         # The pidfd is of whoever had the pid when it was opened; from here on the pid cannot change hands unseen.

@@ -32,7 +32,7 @@ def may_read_us() -> bool:
 
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0 or outside.cgroup2_mount() is None, reason="nobody can delegate a cgroup here"),
+    pytest.mark.skipif(os.geteuid() != 0 or outside.cgroup2_mount() is None, reason="nobody can delegate a cgroup"),
     pytest.mark.skipif(os.geteuid() == 0 and not may_read_us(), reason="the interpreter is not readable for others"),
 ]
 
