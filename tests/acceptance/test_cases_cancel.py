@@ -122,7 +122,7 @@ def test_the_short_operations_can_be_cancelled_too(
 @pytest.mark.case(59)
 def test_a_stop_without_proof_is_not_called_one(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     """Case 59 (≠), on a server that has lost its teeth: nothing is killed, and it can see that."""
-    beats, settings = tmp_path / "beats", SETTINGS | {"stop_timeout_s": STOP_TIMEOUT_S}
+    beats, settings = tmp_path / "beats", SETTINGS | {"stop_timeout_s": STOP_TIMEOUT_S, "pid_namespace": "off"}
     with Server(tmp_path / "server", registry=REGISTRY, settings=settings, mutant="toothless") as server:
         client = server.client()
         waiting = pool.submit(client.start, "stuck", "beating", input={"heartbeat": str(beats)})

@@ -34,7 +34,8 @@ from tests.support.gates import Gate
 from tests.support.pulse import Pulse, percentile
 from tests.support.server import Server, ServerFactory
 
-SETTINGS: dict[str, Any] = {"grace_s": 0.1, "linger_s": 0.2}
+#: Daemons must outlive their workers here: as the init of a PID namespace one would take them along.
+SETTINGS: dict[str, Any] = {"grace_s": 0.1, "linger_s": 0.2, "pid_namespace": "off"}
 EVENT_BYTES = 1024
 #: Case 75, as the list has it.
 RETAINED, RECORD_BYTES, CLIENTS = 1_900, 43_000, 16

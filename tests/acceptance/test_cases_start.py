@@ -255,7 +255,7 @@ def test_no_worker_inherits_the_lock(start_server: ServerFactory, tmp_path: Path
     """Case 15 (+): after SIGKILL an orphan with all of a worker's descriptors holds no lock; the next start succeeds
     at once and has killed the orphan before it serves. B24: nothing temporary stays beside the journal.
     """
-    server = start_server(registry=REGISTRY)
+    server = start_server(registry=REGISTRY, settings={"pid_namespace": "off"})
     client, heartbeats = server.client(), tmp_path / "heartbeats"
     given = {"heartbeat": str(heartbeats), "then": "block"}
     with client.stream("act_1", "escapee", input=given, complete=False):

@@ -24,6 +24,8 @@ LONG_LINGER_S = 2.0
 ENDLESS_LINGER_S = 30
 #: Grace of the crew ``closer``, which ends its closing when the test says so.
 LONG_GRACE_S = 15
+#: Off where a daemon must outlive its worker: the init of a PID namespace takes everything along.
+OUTLIVING = {"pid_namespace": "off"}
 SETTINGS: dict[str, Any] = {
     "max_concurrency": 8,
     "linger_s": LINGER_S,
@@ -45,7 +47,7 @@ WAIT_S = 30.0
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server of crews without CrewAI."""
     directory = tmp_path_factory.mktemp("server")
-    with Server(directory, registry="tests.crews.stop_crews:CREWS", settings=SETTINGS) as server:
+    with Server(directory, registry="tests.crews.stop_crews:CREWS", settings=SETTINGS | OUTLIVING) as server:
         yield server
 
 

@@ -19,7 +19,8 @@ MUTANT_JOBS = 8
 CONCURRENCY = 8
 #: Jobs that are under way or queued at once; each has a reader from its start on.
 READERS = 12
-SETTINGS: dict[str, Any] = {"max_concurrency": CONCURRENCY, "linger_s": 0.05}
+#: The daemons must outlive their workers: as the init of a PID namespace one would take them along.
+SETTINGS: dict[str, Any] = {"max_concurrency": CONCURRENCY, "linger_s": 0.05, "pid_namespace": "off"}
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):

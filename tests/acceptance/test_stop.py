@@ -23,6 +23,8 @@ LONG_OPERATIONS: dict[str, dict[str, Any]] = {
     "train": {"n_iterations": 1, "feedback": "be brief"},
     "test": {"n_iterations": 1, "eval_llm": "scripted"},
 }
+#: Off where a daemon must outlive its worker: the init of a PID namespace takes everything along.
+OUTLIVING = {"pid_namespace": "off"}
 SETTINGS: dict[str, Any] = {"template": {"preload": ["crewai"]}, "max_concurrency": 8, "linger_s": 0.2}
 BLOCK_S = 60
 #: A cancel is answered, and a job at its timeout is gone, within this many seconds ...
@@ -45,7 +47,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def blind_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The same without the kill, and with a look that finds nothing left whatever is there."""
     directory = tmp_path_factory.mktemp("blind")
-    with Server(directory, registry="tests.crews.real_crews:CREWS", settings=SETTINGS, mutant="blind") as server:
+    settings = SETTINGS | OUTLIVING
+    with Server(directory, registry="tests.crews.real_crews:CREWS", settings=settings, mutant="blind") as server:
         yield server
 
 
@@ -190,7 +193,7 @@ def test_a_timeout_ends_the_operation_its_model_call_and_its_daemon(
 def test_a_stop_that_kills_nothing_is_never_confirmed_until_somebody_else_has_killed(tmp_path: Path) -> None:
     """Case 59, with a server whose kill is switched off and whose look is honest."""
     heartbeats = tmp_path / "beats"
-    registry, settings = "tests.crews.stop_crews:CREWS", {"stop_timeout_s": 0.3, "grace_s": 0}
+    registry, settings = "tests.crews.stop_crews:CREWS", {"stop_timeout_s": 0.3, "grace_s": 0} | OUTLIVING
     given = {"heartbeat": str(heartbeats), "then": "block"}
     with (
         Server(tmp_path / "server", registry=registry, settings=settings, mutant="toothless") as server,
