@@ -25,7 +25,12 @@ LONG_OPERATIONS: dict[str, dict[str, Any]] = {
 }
 #: Off where a daemon must outlive its worker: the init of a PID namespace takes everything along.
 OUTLIVING = {"pid_namespace": "off"}
-SETTINGS: dict[str, Any] = {"template": {"preload": ["crewai"]}, "max_concurrency": 8, "linger_s": 0.2}
+SETTINGS: dict[str, Any] = {
+    "template": {"preload": ["crewai"]},
+    "max_concurrency": 8,
+    "linger_s": 0.2,
+    "pid_namespace": "auto",
+}
 BLOCK_S = 60
 #: A cancel is answered, and a job at its timeout is gone, within this many seconds ...
 STOP_S = 2.0

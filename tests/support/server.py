@@ -207,6 +207,8 @@ class Server:
             "allowed_operations": [operation.value for operation in Operation],
             "training_dir": str(self.directory / "training"),
             "template": {"preload": []},
+            # Most tests read the pids that workers write of themselves; those of the namespace ask for it.
+            "pid_namespace": "off",
         }
         if self.token is not None:
             token_file = self.directory / "token"
