@@ -81,8 +81,9 @@ class Keeper:
         if self._dismissed:
             return
         self._dismissed = True
-        self._channel.close()
         self.child.kill()
         await self.child.gone.wait()
+        self._channel.drain()  # a wait status that it sent before it reaped is nowhere else
+        self._channel.close()
         self.child.collect()
         self._reaper.forget(self.child)

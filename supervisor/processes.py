@@ -190,7 +190,8 @@ def has_pidfds() -> bool:
 def kill_identity(identity: Identity) -> None:
     """SIGKILL that process if it still exists, whoever its parent is.
 
-    Without pidfds there is an instant between the look and the kill in which its pid could be given to another.
+    Without pidfds, and if it is no unreaped child of ours, there is an instant between the look and the kill in which
+    its pid could be given to another.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if not has_pidfds():
@@ -208,9 +209,9 @@ def kill_identity(identity: Identity) -> None:
 class Child:
     """A process that the supervisor started or had started; its wait status comes in ``exited``.
 
-    ``exited`` holds a waitpid(2) status. ``kill`` can never hit a stranger: the pidfd stays open until ``close``; where
-    there are none, the pid is used only while this is our own child that nobody has reaped. Raises ProcessLookupError
-    when it is gone already.
+    ``exited`` holds a waitpid(2) status. The pidfd stays open until ``close``, so ``kill`` can never hit a stranger;
+    where there are none, our own child's pid stays its own until we reap it, and for a relayed one see
+    ``kill_identity``. Raises ProcessLookupError when it is gone already.
     """
 
     def __init__(self, identity: Identity, *, relayed: bool = False) -> None:
@@ -232,16 +233,16 @@ class Child:
         """Process id."""
         return self.identity.pid
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal; nothing happens when the process is gone."""
+    def kill(self) -> None:
+        """SIGKILL; nothing happens when the process is gone."""
+        if self._pidfd < 0:
+            kill_identity(self.identity)
+            return
         with contextlib.suppress(ProcessLookupError):
-            if self._pidfd >= 0:
-                signal.pidfd_send_signal(self._pidfd, number)
-            elif self._is_ours():
-                os.kill(self.pid, number)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _is_ours(self) -> bool:
-        """Whether that very process is our child, unreaped: its pid stays its own until we reap it."""
+        """Whether that very process is our child, and unreaped."""
         return is_alive(self.identity) and parent_of(self.pid) == os.getpid()
 
     def collect(self) -> bool:
@@ -330,5 +331,3 @@ class Reaper:
                 with contextlib.suppress(ChildProcessError):
                     if os.waitpid(pid, os.WNOHANG)[0] == pid:
                         self.reaped_orphans += 1
-
-

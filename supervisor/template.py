@@ -175,7 +175,8 @@ class TemplateProcess:
         reason = why.detail if why else f"the {self.role.name} (pid {self.child.pid}) ended"
         self._fail_ready(f"registry {self.role.registry}: {reason} while it was loaded; see {self.role.output}")
         self._fail_launches(reason)
-        self.on_lost(self)
+        if not self._destroyed:
+            self.on_lost(self)
 
     def _fail_launches(self, reason: str) -> None:
         for answer in self._launches.values():
@@ -192,10 +193,11 @@ class TemplateProcess:
         if self._destroyed:
             return
         self._destroyed = True
-        self._channel.close()
         self._fail_launches("it was killed")
         self.child.kill()
         await self.child.gone.wait()
+        self._channel.drain()  # a wait status that it sent before it reaped is nowhere else
+        self._channel.close()
         self.child.collect()
         self._reaper.forget(self.child)
         self._capture.close()

@@ -38,11 +38,15 @@ class Channel(Generic[T]):
 
     def receive(self) -> tuple[T, list[int]]:
         """Wait for one frame; returns it and the descriptors that came with its first byte. Raises PipeClosed."""
-        header, descriptors = self._receive_header()
-        size = int.from_bytes(header, "big")
-        if not 0 < size <= pipe.MAX_FRAME_BYTES:
-            raise ProtocolViolation(f"frame length {size} is outside 1..{pipe.MAX_FRAME_BYTES}")
-        return self._decoder.decode_body(self._exactly(size)), descriptors
+        try:
+            header, descriptors = self._receive_header()
+            size = int.from_bytes(header, "big")
+            if not 0 < size <= pipe.MAX_FRAME_BYTES:
+                raise ProtocolViolation(f"frame length {size} is outside 1..{pipe.MAX_FRAME_BYTES}")
+            return self._decoder.decode_body(self._exactly(size)), descriptors
+        except OSError as error:
+            # ECONNRESET: the other side died with something of ours unread (unix(7)).
+            raise PipeClosed(str(error)) from None
 
     def _receive_header(self) -> tuple[bytes, list[int]]:
         room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)

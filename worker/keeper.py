@@ -94,15 +94,17 @@ class _Keeper:
         """Collect what has ended. Returns whether any child is left (False: the kernel said ECHILD)."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                ended = sandbox.next_ended()
             except ChildProcessError:
                 return False
-            if pid == 0:
+            if ended is None:
                 return True
+            pid, status = ended
             if pid == self._worker:
                 self._status = status
                 with contextlib.suppress(PipeClosed):  # its end is seen, and acted on, where it is read
                     self._channel.send(frames.Ended(status=status))
+            os.waitpid(pid, 0)
 
     def _sweep(self) -> None:
         """Kill and reap until the kernel says that no child is left: no orphan can appear after that."""

@@ -88,6 +88,19 @@ def start_ticks(pid: int) -> int:
     return int(text[text.rindex(b")") + 2 :].split()[19])
 
 
+def next_ended(pid: int | None = None) -> tuple[int, int] | None:
+    """(pid, wait status) of a child that has ended, or of that one; None when none has. It stays unreaped (waitid(2)).
+
+    Who tells the status before it reaps cannot take it to its own grave: until then it is the next parent's to read.
+    Raises ChildProcessError when there is no child left.
+    """
+    kind = os.P_ALL if pid is None else os.P_PID
+    ended = os.waitid(kind, pid or 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_pid, ended.si_status << 8 if ended.si_code == os.CLD_EXITED else ended.si_status
+
+
 def wake_on_children() -> int:
     """Make SIGCHLD write to a pipe; returns the end to poll. Undone by ``reset_signals`` in a child (signal(7))."""
     wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -156,12 +156,12 @@ class Template:
     def _relay(self) -> None:
         """Collect our children that have ended, and no other process of the import's; tell their statuses."""
         for child in list(self._children):
-            with contextlib.suppress(ChildProcessError):
-                pid, status = os.waitpid(child, os.WNOHANG)
-                if pid == 0:
-                    continue
+            ended = sandbox.next_ended(child)
+            if ended is not None:
+                pid, status = ended
                 self._channel.send(frames.Exited(pid=pid, status=status))
-            self._children.discard(child)
+                os.waitpid(pid, 0)
+                self._children.discard(pid)
 
     def _become(
         self,

@@ -16,29 +16,35 @@ from tests.support import procs, world
 
 #: A heartbeat that comes after the proof comes within this many seconds: the laziest process beats every 20 ms.
 QUIET_S = 0.05
+#: Parent of the kernel's own threads, where we can see them.
+KTHREADD = 2
 
 
 def belonging_to(heartbeats: Path) -> list[int]:
     """Live processes, as the machine counts them, that have the file in their command line or open.
 
-    By threads: a process whose leader thread has exited shows neither under its own number. A PID namespace hides
-    nothing, as we look from above it.
+    A process whose leader thread has exited shows neither there, but in another thread. A PID namespace hides nothing:
+    we look from above it.
     """
     needle = os.fsencode(heartbeats)
-    return [pid for pid in procs.pids() if pid != os.getpid() and procs.alive(pid) and _mentions(pid, needle)]
+    kernel = set(procs.children(KTHREADD))
+    return [pid for pid in procs.pids() if pid not in kernel and pid != os.getpid() and _mentions(pid, needle)]
 
 
 def _mentions(pid: int, needle: bytes) -> bool:
-    with contextlib.suppress(OSError):
-        for tid in os.listdir(f"/proc/{pid}/task"):
+    with contextlib.suppress(OSError):  # it may end under our eyes
+        for tid in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
             task = f"/proc/{pid}/task/{tid}"
-            if needle in Path(f"{task}/cmdline").read_bytes():
-                return True
-            for descriptor in os.listdir(f"{task}/fd"):
-                with contextlib.suppress(FileNotFoundError):
-                    if os.fsencode(os.readlink(f"{task}/fd/{descriptor}")) == needle:
-                        return True
+            command_line = Path(f"{task}/cmdline").read_bytes()
+            if command_line:  # threads share it, and their descriptors
+                return needle in command_line or needle in _open_files(task)
     return False
+
+
+def _open_files(task: str) -> Iterator[bytes]:
+    for descriptor in os.listdir(f"{task}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            yield os.fsencode(os.readlink(f"{task}/fd/{descriptor}"))
 
 
 def kill_all(heartbeats: Path) -> None:
