@@ -1,13 +1,17 @@
-"""What the numbered cases of the wire contract's test list came to, printed at the end of a run."""
+"""Fixtures of the acceptance tests; and what the numbered cases of the wire contract came to, at the end of a run."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from _pytest.terminal import TerminalReporter
+
+from tests.support.client import Client
+from tests.support.server import Server
 
 #: Numbers of the cases in the list.
 CASES = range(1, 80)
@@ -15,6 +19,19 @@ _HERE = Path(__file__).parent
 _PROPERTY = "case"
 #: Outcomes from the one that says least to the one that decides.
 _OUTCOMES = ("passed", "skipped", "xfailed", "xpassed", "failed", "error")
+
+
+@pytest.fixture
+def client(server: Server) -> Client:
+    """A client of the module's server."""
+    return server.client()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """For calls that wait."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -37,19 +37,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture
-def client(server: Server) -> Client:
-    """A client of that server."""
-    return server.client()
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    """For calls that wait."""
-    with ThreadPoolExecutor(4) as pool:
-        yield pool
-
-
 def cancel_and_check(
     client: Client, crew_id: str, operation: str, given: dict[str, Any], beats: Path, *, uncertain: bool
 ) -> list[str]:

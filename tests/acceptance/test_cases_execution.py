@@ -58,19 +58,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture
-def client(server: Server) -> Client:
-    """A client of that server."""
-    return server.client()
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    """For calls that wait."""
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
-
-
 class Silence:
     """A job that says nothing, and a reader of it."""
 

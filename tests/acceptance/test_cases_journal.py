@@ -54,12 +54,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def client(server: Server) -> Client:
-    """A client of that server."""
-    return server.client()
-
-
-@pytest.fixture
 def mine(make_server: ServerFactory) -> Server:
     """A server that the test restarts; it does not run yet."""
     return make_server(registry=REGISTRY, settings=SETTINGS | {"drain_s": DRAIN_S})

@@ -21,12 +21,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture
-def client(server: Server) -> Client:
-    """A client of that server."""
-    return server.client()
-
-
 def raw_stream(client: Client, action_id: str, accept: str = "text/event-stream") -> tuple[dict[str, str], bytes]:
     """Headers and body of an events stream, as they came."""
     answer = client.request("GET", f"/jobs/{action_id}/events", headers={"Accept": accept})

@@ -51,19 +51,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture
-def client(server: Server) -> Client:
-    """A client of that server."""
-    return server.client()
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    """For calls that wait."""
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
-
-
 class Gate:
     """The files by which a ``turnstile`` or ``closer`` job and its test talk."""
 
