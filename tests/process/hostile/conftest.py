@@ -49,11 +49,3 @@ def fields(tmp_path_factory: pytest.TempPathFactory, refuge: Path | None) -> Ite
     finally:
         for field in made.values():
             field.server.close()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of it belongs to ``make stress`` until every cell of it holds; see the matrix that it prints."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.stress)
