@@ -22,6 +22,8 @@ from supervisor.processes import cgroup_of, process_of
 PROBE_DEADLINE_S = 5.0
 #: Where the supervisor moves when the cgroup that it was started in passes controllers on.
 SUPERVISOR_LEAF = "supervisor"
+#: Tasks of a bounded cgroup that templates and jobs together may not take: our threads, and what else we start.
+RESERVED_TASKS = 32
 
 
 class Leaf:
@@ -169,6 +171,14 @@ class Tree:
                 own.add(os.getpid())
             return
         self.controllers = wanted
+        if "pids" in wanted:
+            self._reserve_tasks(own)
+
+    def _reserve_tasks(self, own: Leaf) -> None:
+        """Where ``own`` may hold so many tasks only, keep some of them from everything below our branch."""
+        with contextlib.suppress(OSError, ValueError):  # at the root there is no such file; no bound reads "max"
+            bound = int((own.path / "pids.max").read_text(encoding="ascii"))
+            self.base.write([("pids.max", str(max(bound - RESERVED_TASKS, bound // 2)))])
 
     def leaf(self, name: str) -> Leaf:
         """Handle of the leaf ``name``, made or not."""

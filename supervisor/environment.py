@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Mapping
+from pathlib import Path
 
 #: Prefixes of variables that are the supervisor's own.
 PRIVATE_PREFIXES = ("AIP_CREWAI_", "CREW_SUPERVISOR_", "WATCHDOG_", "LISTEN_")
@@ -34,14 +35,15 @@ DESCRIPTORS_PER_JOB = 8
 DESCRIPTORS_ELSE = 256
 
 
-def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of templates and workers."""
+def worker_environment(environ: Mapping[str, str], user: str | None = None, *, home: Path) -> dict[str, str]:
+    """The environment of templates and workers; ``user``: whose it is, with ``home``, if not the supervisor's own."""
     kept = {
         name: value
         for name, value in environ.items()
         if name not in PRIVATE_NAMES and not name.startswith(PRIVATE_PREFIXES)
     }
-    return {**DEFAULTS, **kept, **FORCED}
+    own = {} if user is None else {"USER": user, "LOGNAME": user, "HOME": str(home)}
+    return {**DEFAULTS, **kept, **own, **FORCED}
 
 
 def raise_descriptor_limit(max_concurrency: int) -> tuple[tuple[int, int], str | None]:

@@ -17,8 +17,11 @@ def serve_below_init() -> None:
     """In PID 1: fork, return in the child only; the parent ends with the child's status. Elsewhere: do nothing."""
     if os.getpid() != 1:
         return
+    # A signal that comes before there is a handler waits for it; the kernel would drop it, this being an init.
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     child = os.fork()
     if child == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         return
     sys.exit(_reap_until(child))
 
@@ -26,6 +29,7 @@ def serve_below_init() -> None:
 def _reap_until(child: int) -> int:
     for number in FORWARDED:
         signal.signal(number, lambda sent, frame: os.kill(child, sent))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     while True:
         pid, status = os.wait()
         if pid == child:

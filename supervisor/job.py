@@ -17,6 +17,7 @@ from supervisor.channel import Channel
 from supervisor.events import Feed
 from supervisor.journal import JobRecord
 from supervisor.loader import Launched
+from supervisor.processes import resident_bytes
 from supervisor.run.ending import Cause
 from supervisor.run.mailbox import Mailbox
 from supervisor.stop import Work
@@ -51,7 +52,7 @@ class LiveWorker:
             pid=self.work.child.pid,
             started_at=self.work.child.identity.started_at,
             cgroup=leaf.proc_path if leaf else None,
-            memory_bytes=(leaf.memory_bytes() if leaf else None) or _resident_bytes(self.work.child.pid),
+            memory_bytes=(leaf.memory_bytes() if leaf else None) or resident_bytes(self.work.child.pid),
         )
 
 
@@ -143,11 +144,3 @@ class WorkerPipes:
         self.ours.close()
         os.close(self.stdout)
         os.close(self.stderr)
-
-
-def _resident_bytes(pid: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return None

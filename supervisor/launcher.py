@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 from protocol import frames
 from protocol.errors import StartError
@@ -16,6 +17,8 @@ from supervisor.template import TemplateFailed, TemplateProcess
 log = get_log(__name__)
 #: How long a launch waits for a template that is being restarted, seconds.
 RESTART_PATIENCE_S = 30.0
+#: Between two replacements of a template that grows, seconds.
+RECYCLE_PAUSE_S = 10.0
 
 
 class Mode(ABC):
@@ -28,6 +31,8 @@ class Mode(ABC):
         self._tasks: set[asyncio.Task[None]] = set()
         self.restarts = 0
         self.last_failure: str | None = None
+        #: Told what a template reports that was started without being asked for.
+        self.on_loaded: Callable[[frames.Ready], None] = lambda report: None
 
     @property
     @abstractmethod
@@ -76,6 +81,7 @@ class ForkMode(Mode):
         super().__init__(loader)
         self._present = asyncio.Event()
         self._template: TemplateProcess | None = None
+        self._recycle_after = time.monotonic()
         self._adopt(template)
 
     @property
@@ -97,8 +103,12 @@ class ForkMode(Mode):
 
     async def _restart(self, lost: TemplateProcess) -> None:
         await self._loader.discard(lost)
-        template, _ = await self._load_persistently("template")
+        template, report = await self._load_persistently("template")
+        if self._template is not None:
+            await self._loader.discard(template)  # a reload was quicker
+            return
         self._adopt(template)
+        self.on_loaded(report)
 
     async def launch(self, launch: frames.Launch, descriptors: list[int], name: str) -> Launched:
         try:
@@ -107,7 +117,27 @@ class ForkMode(Mode):
         except TimeoutError:
             raise TemplateFailed(f"no template: {self.last_failure or 'it is being restarted'}") from None
         assert self._template is not None
-        return await self._loader.fork(self._template, launch, descriptors, name)
+        launched = await self._loader.fork(self._template, launch, descriptors, name)
+        self._look_at_growth()
+        return launched
+
+    def _look_at_growth(self) -> None:
+        """Replace a template that its forks have made too large. One read of /proc a launch, no timer."""
+        limit, template = self._loader.settings.recycle_growth_bytes, self._template
+        if not limit or template is None or time.monotonic() < self._recycle_after:
+            return
+        grown = template.grown_bytes
+        if grown > limit:
+            self._recycle_after = time.monotonic() + RECYCLE_PAUSE_S
+            self._own(self._recycle(template.child.pid, grown))
+
+    async def _recycle(self, pid: int, grown_bytes: int) -> None:
+        try:
+            self.on_loaded(await self.reload())
+        except TemplateFailed as error:
+            log.error("template_not_recycled", pid=pid, grown_bytes=grown_bytes, detail=error.detail)
+        else:
+            log.info("template_recycled", pid=pid, grown_bytes=grown_bytes)
 
     async def reload(self) -> frames.Ready:
         template, report = await self._loader.load("template")
@@ -210,6 +240,7 @@ class Launcher:
             self.mode = await self._choose()
         except TemplateFailed as error:
             raise StartError(error.detail) from None
+        self.mode.on_loaded = self._adopt
         log.info("launch_mode", mode=self.mode.name, reason=self.reason, import_s=round(self.report.import_s, 3))
 
     async def _choose(self) -> Mode:

@@ -38,6 +38,8 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     output_directory: Path
     #: Of the journal; tells leaves of this process from what an earlier one left.
     epoch: int
+    #: Growth of a template that has it replaced; 0: never.
+    recycle_growth_bytes: int = 0
     #: Whom workers run as; None: as the supervisor.
     user: frames.User | None = None
     #: Whether each worker is to be the init of a PID namespace, where the kernel allows it.

@@ -21,6 +21,7 @@ import msgspec
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +112,13 @@ def command(pid: int) -> str:
     return ""
 
 
+def resident_bytes(pid: int) -> int | None:
+    """Resident memory from proc_pid_statm(5), None when there is no such process."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * PAGE_BYTES
+    return None
+
+
 def process_of(tid: int) -> int:
     """Id of the process that a thread belongs to; ``tid`` itself when it is gone."""
     with contextlib.suppress(OSError), open(f"/proc/{tid}/status", encoding="utf-8", errors="replace") as status:
@@ -145,7 +153,9 @@ def children(of: int | str = "self") -> list[int]:
 def descendants(pid: int) -> list[int]:
     """Every process below ``pid`` at this moment."""
     below = children(pid)
-    return below + [further for child in below for further in descendants(child)]
+    for child in below:  # it grows meanwhile
+        below += children(child)
+    return below
 
 
 def become_subreaper() -> None:
@@ -188,22 +198,40 @@ def has_pidfds() -> bool:
 
 
 def kill_identity(identity: Identity) -> None:
-    """SIGKILL that process if it still exists, whoever its parent is.
+    """SIGKILL for that process; see ``signal_identity``."""
+    signal_identity(identity, signal.SIGKILL)
 
-    Without pidfds, and if it is no unreaped child of ours, there is an instant between the look and the kill in which
-    its pid could be given to another.
+
+def signal_identity(identity: Identity, number: int) -> None:
+    """Signal that process if it still exists, whoever its parent is.
+
+    Without a pidfd, and if it is no unreaped child of ours, there is an instant between the look and the signal in
+    which its pid could be given to another.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        if not has_pidfds():
-            if is_alive(identity):
-                os.kill(identity.pid, signal.SIGKILL)
-            return
-        fd = os.pidfd_open(identity.pid)
+        fd = _pidfd_of(identity.pid)
         try:
-            if is_alive(identity):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            if not is_alive(identity):
+                return
+            if fd is None:
+                os.kill(identity.pid, number)
+            else:
+                signal.pidfd_send_signal(fd, number)
         finally:
-            os.close(fd)
+            if fd is not None:
+                os.close(fd)
+
+
+def _pidfd_of(pid: int) -> int | None:
+    """A pidfd, None where there are none or no descriptor is left. Raises ProcessLookupError."""
+    if not has_pidfds():
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return None
+        raise
 
 
 class Child:

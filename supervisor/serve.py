@@ -31,6 +31,7 @@ from supervisor.log import configure, get_log
 from supervisor.recovery import Recovery
 from supervisor.run.means import Means
 from supervisor.strays import Hunter
+from supervisor.threads import started_pool
 from supervisor.workspace import Workspace
 
 log = get_log(__name__)
@@ -39,6 +40,8 @@ EXIT_OK = 0
 EXIT_UNPROVED = 1
 EXIT_CONFIG = 2
 EXIT_START = 3
+#: For short work on files, of all jobs.
+IO_THREADS = 6
 #: aiohttp's own wait for handlers at the end; ours have ended by then, seconds.
 HTTP_SHUTDOWN_S = 1.0
 #: An idle connection, or one that never ends its request's head, is closed after this, seconds.
@@ -87,6 +90,7 @@ class Supervisor:
             log.warning("descriptors_few", detail=warning)
         processes.become_undumpable()
         processes.become_subreaper()
+        asyncio.get_running_loop().set_default_executor(started_pool(IO_THREADS, "io"))
         state_file, work_dir = self._places(stack)
         journal = open_journal(state_file, import_limit_bytes=settings.max_state_bytes)
         stack.push_async_callback(journal.close)
@@ -101,7 +105,7 @@ class Supervisor:
             journal, tree, workspace, stop_timeout_s=settings.stop_timeout_s, confined=user is not None
         )
         recovered = await recovery.run()
-        loader = Loader(self._launch_settings(open_files, work_dir, journal.epoch), tree, reaper)
+        loader = Loader(self._launch_settings(open_files, workspace, journal.epoch), tree, reaper)
         launcher = Launcher(loader)
         stack.push_async_callback(launcher.close)
         await launcher.start()
@@ -154,18 +158,20 @@ class Supervisor:
         log.info("stop_method", method="cgroup", cgroup=str(tree.base.path))
         return tree
 
-    def _launch_settings(self, open_files: tuple[int, int], work_dir: Path, epoch: int) -> LaunchSettings:
+    def _launch_settings(self, open_files: tuple[int, int], workspace: Workspace, epoch: int) -> LaunchSettings:
         settings = self._settings
+        environment = worker_environment(os.environ, settings.worker_user, home=workspace.template)
         return LaunchSettings(
             registry=settings.registry,
             preload=settings.preload,
+            recycle_growth_bytes=settings.recycle_growth_bytes,
             mode=settings.launch,
             standby=settings.standby,
             launch_timeout_s=settings.launch_timeout_s,
             registry_timeout_s=settings.registry_timeout_s,
-            environment=worker_environment(os.environ) | {"CREWAI_STORAGE_DIR": str(work_dir / "template")},
+            environment=environment | {"CREWAI_STORAGE_DIR": str(workspace.template)},
             open_files=open_files,
-            output_directory=work_dir,
+            output_directory=workspace.root,
             epoch=epoch,
             keeper=settings.stop_method != "group",
             user=self._user,

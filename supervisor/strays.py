@@ -5,20 +5,20 @@ The supervisor is a subreaper, so whatever a dead worker leaves behind becomes i
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from protocol.api import Stray
 from supervisor.cgroup import Leaf
 from supervisor.loader import Loader
-from supervisor.processes import Identity, Reaper, cgroup_of, command, identify
+from supervisor.processes import Identity, Reaper, cgroup_of, command, descendants, identify, signal_identity
 
 #: A newborn made by plain clone is in its template's leaf until its first act moves it; one that is still there after
 #: this many seconds is no newborn.
 NEWBORN_S = 1.0
+#: Looks for newcomers before the kill.
+FREEZE_LOOKS = 20
 
 
 class Hunter:
@@ -35,7 +35,7 @@ class Hunter:
         self._reaper.reap()
         leaves = list(self._live_leaves())
         newborn = self._loader.newborn_leaves
-        strays: list[Stray] = []
+        strays: list[Identity] = []
         suspects: dict[Identity, float] = {}
         for pid in self._reaper.unknown():
             where = cgroup_of(pid) or ""
@@ -48,11 +48,37 @@ class Hunter:
                 suspects[identity] = self._suspects.get(identity, time.monotonic())
                 if time.monotonic() - suspects[identity] < NEWBORN_S:
                     continue
-            strays.append(Stray(pid=pid, started_at=identity.started_at, command=command(pid)))
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)  # our own unreaped child: the pid cannot be a stranger's
+            strays.append(identity)
         self._suspects = suspects
-        return strays, not strays and not suspects
+        named = [Stray(pid=each.pid, started_at=each.started_at, command=command(each.pid)) for each in strays]
+        for each in self._freeze(strays, leaves):
+            signal_identity(each, signal.SIGKILL)
+        return named, not strays and not suspects
+
+    def _freeze(self, strays: list[Identity], leaves: list[Leaf]) -> set[Identity]:
+        """Stop strays and all below them until a look finds no newcomer; returns all that was seen.
+
+        A fork bomb at its limit refills every place that a death frees. Stopped, it keeps its places and forks no
+        more: fork(2) does not complete while a signal is pending. No proof rests on this.
+        """
+        seen: set[Identity] = set()
+        for _ in range(FREEZE_LOOKS):
+            newcomers = {*strays, *self._below(strays, leaves)} - seen
+            for each in newcomers:
+                signal_identity(each, signal.SIGSTOP)
+            seen |= newcomers
+            if not newcomers:
+                break
+        return seen
+
+    def _below(self, strays: list[Identity], leaves: list[Leaf]) -> Iterator[Identity]:
+        """What strays have started, but what is in the leaf of a live job."""
+        for stray in strays:
+            for pid in descendants(stray.pid):
+                identity = identify(pid)
+                where = cgroup_of(pid) or ""
+                if identity is not None and not any(_within(where, leaf) for leaf in leaves):
+                    yield identity
 
 
 def _within(proc_path: str, leaf: Leaf) -> bool:

@@ -19,7 +19,7 @@ from protocol.errors import CrewError, ProtocolViolation
 from supervisor.capture import Capture
 from supervisor.cgroup import Leaf
 from supervisor.channel import Channel
-from supervisor.processes import Child, Identity, Reaper, descendants, identify
+from supervisor.processes import Child, Identity, Reaper, descendants, identify, resident_bytes
 
 #: Descriptor of the control socket in the new process.
 CONTROL_FD = 3
@@ -73,6 +73,7 @@ class TemplateProcess:
         self._destroyed = False
         #: Processes that the import itself left in the leaf; they belong to the template, not to a job.
         self.residents: frozenset[Identity] = frozenset()
+        self._resident_at_ready: int | None = None
 
     @classmethod
     def start(cls, role: Role, leaf: Leaf | None, reaper: Reaper) -> TemplateProcess:
@@ -120,6 +121,12 @@ class TemplateProcess:
         """Whether a launch may be sent."""
         return not self._channel.ended and self.ready.done() and self.ready.exception() is None
 
+    @property
+    def grown_bytes(self) -> int:
+        """By how much its resident memory is more than when it was ready."""
+        now = resident_bytes(self.child.pid)
+        return now - self._resident_at_ready if now is not None and self._resident_at_ready is not None else 0
+
     async def launch(self, launch: frames.Launch, descriptors: list[int]) -> frames.Launched:
         """Have one worker made. Raises LaunchFailed, TemplateFailed when the process ends first."""
         launch_id = next(self._ids)
@@ -159,6 +166,7 @@ class TemplateProcess:
             self._fail_ready(f"the {self.role.name} speaks protocol {frame.version}, not {frames.PROTOCOL_VERSION}")
         elif not self.ready.done():
             self.residents = self._find_residents()
+            self._resident_at_ready = resident_bytes(self.child.pid)
             self.ready.set_result(frame)
 
     def _find_residents(self) -> frozenset[Identity]:

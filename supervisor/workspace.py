@@ -22,6 +22,8 @@ from protocol.errors import CrewError
 from protocol.frames import Directories
 
 COPY_BYTES = 1 << 20
+#: Flags of open(2) for a file that nobody else can have made.
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ArtifactRefused(CrewError):
@@ -44,7 +46,7 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workspace:
-    """Everything below ``work_dir``: crews/, jobs/, logs/, replays/."""
+    """Everything below ``work_dir``: crews/, jobs/, logs/, replays/, template/."""
 
     def __init__(self, root: Path, owner: tuple[int, int] | None = None) -> None:
         """``owner``: (uid, gid) of the workers, where they are not the supervisor's own user."""
@@ -56,6 +58,9 @@ class Workspace:
         shared = 0o700 if owner is None else 0o711
         for path in (root, root / "crews", root / "jobs"):
             path.chmod(shared)
+        #: Storage of templates and standbys, and their home where they are another user's: CrewAI makes it at import.
+        self.template = root / "template"
+        self._make(self.template)
 
     def prepare(self, row: int, crew_id: str) -> Directories:
         """Make the directories of one job. Raises OSError."""
@@ -80,7 +85,12 @@ class Workspace:
         except FileExistsError:
             return
         if self._owner is not None:
-            os.chown(path, *self._owner, follow_symlinks=False)
+            # The directory above may be the worker's user's, who could have put something else in its place by now.
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fchown(fd, *self._owner)
+            finally:
+                os.close(fd)
 
     def job(self, row: int) -> Path:
         """A job's own directory."""
@@ -124,15 +134,19 @@ class Workspace:
                 made.replace(self._replay(row))
 
     def copy_replay(self, owner: int, row: int) -> Path | None:
-        """Give job ``row`` its own copy of what ``owner`` kept, None if there is nothing."""
-        copy = self.job(row) / "replay.db"
+        """Give job ``row`` its own copy of what ``owner`` kept, None if there is nothing. Raises OSError.
+
+        The job's directory may be another user's: what somebody has put there is neither followed nor replaced.
+        """
         try:
-            shutil.copyfile(self._replay(owner), copy)
+            kept_fd = os.open(self._replay(owner), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        copy.chmod(0o600)
-        if self._owner is not None:
-            os.chown(copy, *self._owner, follow_symlinks=False)
+        copy = self.job(row) / "replay.db"
+        with open(kept_fd, "rb") as kept, open(os.open(copy, NEW_FILE, 0o600), "wb") as made:
+            shutil.copyfileobj(kept, made)
+            if self._owner is not None:
+                os.fchown(made.fileno(), *self._owner)
         return copy
 
     def training_file(self, row: int) -> Path:
@@ -154,7 +168,8 @@ def place_artifact(source: Path, directory: Path, name: str, *, overwrite: bool)
     Raises ArtifactRefused when the file is missing, is no regular file or the name is taken.
     """
     try:
-        source_fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # Opening a FIFO would wait for a writer.
+        source_fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise ArtifactRefused(f"the training left no artifact: {error.strerror}", "ArtifactMissing") from None
     part = f".{name}.part"
@@ -189,8 +204,7 @@ def _link(part: str, name: str, directory_fd: int) -> None:
 
 
 def _copy(source_fd: int, directory_fd: int, part: str) -> Artifact:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    target_fd = os.open(part, flags, 0o600, dir_fd=directory_fd)
+    target_fd = os.open(part, NEW_FILE, 0o600, dir_fd=directory_fd)
     digest, size = hashlib.sha256(), 0
     try:
         while block := os.read(source_fd, COPY_BYTES):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.open_python import OpenPython, open_directory, provide
 from tests.support.server import Server, ServerFactory
 
 
@@ -35,3 +37,12 @@ def start_server(make_server: ServerFactory) -> ServerFactory:
         return make_server(**options).start()
 
     return start
+
+
+@pytest.fixture(scope="session")
+def open_python() -> Iterator[OpenPython]:
+    """What processes of other users run under."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can run a process as somebody else")
+    with open_directory() as directory:
+        yield provide(directory)

@@ -112,7 +112,13 @@ def _serve(
         raise ProtocolViolation(f"expected go, got {type(go).__name__}")
     points.reach("worker.told")
     cancellation = operations.Cancellation()
-    threading.Thread(target=_listen, args=(channel, cancellation), name="protocol", daemon=True).start()
+    try:
+        threading.Thread(target=_listen, args=(channel, cancellation), name="protocol", daemon=True).start()
+    except RuntimeError as error:
+        # EAGAIN of pthread_create(3): pids.max, RLIMIT_NPROC or RLIMIT_AS is reached. Nothing of the crew has run.
+        print(f"{error}: a limit of processes or memory is reached", file=sys.stderr)
+        channel.send(frames.Failure(error_type="LaunchError", dispatched=False))
+        return EXIT_OK
     stores.redirect(launch.directories, go.replay_store)
     ending = operations.perform(
         crews[launch.crew_id],

@@ -27,6 +27,8 @@ EXIT_BROKEN = 72
 #: Between two rounds of a sweep, seconds: newborns of dying parents appear in between. It doubles while no others come.
 SWEEP_PAUSE_S = 0.0005
 LONGEST_PAUSE_S = 0.02
+#: Looks for newcomers before the kill.
+FREEZE_LOOKS = 50
 
 KeeperChannel = Channel[frames.ToKeeper]
 
@@ -110,14 +112,30 @@ class _Keeper:
         """Kill and reap until the kernel says that no child is left: no orphan can appear after that."""
         pause_s, before = SWEEP_PAUSE_S, set[int]()
         while self._reap():
-            found = set(sandbox.own_children())
-            for pid in found:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+            frozen = self._freeze()
+            for process in frozen:
+                sandbox.send_signal(process, signal.SIGKILL)
+            found = {process.pid for process in frozen}
             self._killed |= found
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if found <= before else SWEEP_PAUSE_S
             before = found
             time.sleep(pause_s)
+
+    def _freeze(self) -> set[sandbox.Descendant]:
+        """Stop everything below until a look finds no newcomer; returns all that was seen.
+
+        A fork bomb at its limit refills every place that a death frees. Stopped, it keeps its places and forks no
+        more: fork(2) does not complete while a signal is pending. No proof rests on this.
+        """
+        seen = set[sandbox.Descendant]()
+        for _ in range(FREEZE_LOOKS):
+            newcomers = set(sandbox.descendants(os.getpid())) - seen
+            for process in newcomers:
+                sandbox.send_signal(process, signal.SIGSTOP)
+            seen |= newcomers
+            if not newcomers:
+                break
+        return seen
 
     def _leave_word(self) -> None:
         """Make the sweep's outcome durable for the next supervisor."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import random
@@ -11,6 +12,8 @@ import resource
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from protocol.frames import Launch, User
 
@@ -75,17 +78,66 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def own_children() -> list[int]:
-    """Pids of the children of this single-threaded process, zombies included (proc_pid_task(5))."""
-    with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
-        return [int(pid) for pid in file.read().split()]
+class Descendant(NamedTuple):
+    """A process below this one, told from a later one of its pid by its start in clock ticks since boot."""
+
+    pid: int
+    start_ticks: int
+
+
+def descendants(root: int) -> Iterator[Descendant]:
+    """Every process below ``root``, zombies included, as the kernel shows it now (proc_pid_task(5))."""
+    parents = [root]
+    while parents:
+        parent = parents.pop()
+        for child in _children(parent):
+            with contextlib.suppress(OSError):
+                its_parent, ticks = _parent_and_ticks(child)
+                if its_parent == parent:
+                    yield Descendant(child, ticks)
+                    parents.append(child)
+
+
+def _children(pid: int) -> list[int]:
+    """Pids of the children of all threads of a process; none when it is gone."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for tid in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{tid}/children", "rb") as file:
+                found += [int(child) for child in file.read().split()]
+    return found
+
+
+def _parent_and_ticks(pid: int) -> tuple[int, int]:
+    """Fields 4 and 22 of proc_pid_stat(5)."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        text = file.read()
+    fields = text[text.rindex(b")") + 2 :].split()
+    return int(fields[1]), int(fields[19])
 
 
 def start_ticks(pid: int) -> int:
-    """Field 22 of proc_pid_stat(5) of a child that is not reaped yet."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        text = file.read()
-    return int(text[text.rindex(b")") + 2 :].split()[19])
+    """When a process started, in clock ticks since boot. Raises OSError when there is none."""
+    return _parent_and_ticks(pid)[1]
+
+
+def send_signal(to: Descendant, number: int) -> None:
+    """Signal that very process; nothing happens when it is gone or somebody else's.
+
+    Where pidfds are refused there is an instant in which its pid could be given to another.
+    """
+    with contextlib.suppress(OSError):
+        try:
+            fd = os.pidfd_open(to.pid)
+        except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.EPERM, errno.EINVAL) and start_ticks(to.pid) == to.start_ticks:
+                os.kill(to.pid, number)
+            return
+        try:
+            if start_ticks(to.pid) == to.start_ticks:
+                signal.pidfd_send_signal(fd, number)
+        finally:
+            os.close(fd)
 
 
 def next_ended(pid: int | None = None) -> tuple[int, int] | None:
@@ -178,7 +230,8 @@ def set_limits(launch: Launch, open_files: tuple[int, int]) -> None:
         _, hard = resource.getrlimit(kind)
         ceiling = open_files[1] if kind == resource.RLIMIT_NOFILE else hard
         bound = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
-        resource.setrlimit(kind, (bound, bound if kind != resource.RLIMIT_NOFILE else max(bound, ceiling)))
+        inherited = kind == resource.RLIMIT_NOFILE and limits.open_files is None
+        resource.setrlimit(kind, (bound, ceiling if inherited else bound))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as score:
         score.write(str(min(1000, int(score.read()) + OOM_SCORE_STEP)))
 

@@ -22,6 +22,8 @@ CLONE_INTO_CGROUP = 0x200000000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWPID = 0x20000000
 NAMESPACES = CLONE_NEWPID | CLONE_NEWNS
+#: What fork(2) says when there is no room for another process now: no method is to blame.
+NO_ROOM = (errno.EAGAIN, errno.ENOMEM)
 PR_GET_TID_ADDRESS = 40
 SYS_CLONE3 = 435
 #: Number of clone(2), and whether its child_tid is the fifth argument (aarch64) or the fourth (x86-64).
@@ -90,13 +92,15 @@ class SiblingForker:
         return address.value or 0
 
     def fork(self, leaf_fd: int | None, *, namespace: bool = False) -> Forked:
-        """Fork, in a PID namespace where that is wanted and allowed. Raises OSError when the last method fails."""
+        """Fork, in a PID namespace where that is wanted and allowed. Raises OSError when no method can."""
         while True:
             method = self._methods[0]
             inside = namespace and self._namespaces and method is not ForkMethod.FORK
             try:
                 return self._try(method, leaf_fd, inside=inside)
             except OSError as error:
+                if error.errno in NO_ROOM:
+                    raise
                 if inside and error.errno in (errno.EPERM, errno.EINVAL, errno.ENOSPC):
                     self._namespaces = False
                 elif len(self._methods) == 1:

@@ -27,6 +27,7 @@ class CrewSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     file_bytes: int | None = None
     cpu_weight: int | None = None
     log_bytes: int | None = None
+    timeout_ms: int | None = None
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
@@ -113,6 +114,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     min_retention_s: float = 0.0
     #: Modules that the template imports before the registry.
     preload: tuple[str, ...] = ("crewai",)
+    #: A template whose resident memory has grown by more than this is replaced; 0: never.
+    recycle_growth_bytes: int = 268_435_456
     crews: dict[str, CrewSettings] = msgspec.field(default_factory=dict)
     #: The file these settings were read from, if any; not part of the digest.
     config_file: Path | None = None
@@ -140,6 +143,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds a job's processes may go on after its result before the kill."""
         own = self.crew(crew_id).linger_s
         return self.linger_s if own is None else own
+
+    def timeout_ms_of(self, crew_id: str, asked_ms: int | None) -> int:
+        """Milliseconds that a job of ``crew_id`` may run: what was asked for, at most the crew's own limit."""
+        wanted = self.default_timeout_ms if asked_ms is None else asked_ms
+        own = self.crew(crew_id).timeout_ms
+        return wanted if own is None else min(wanted, own)
 
     def log_bytes_of(self, crew_id: str) -> int:
         """Captured output kept of a job of ``crew_id``."""

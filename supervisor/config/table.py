@@ -94,7 +94,10 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 #: The ``[template]`` table of the file.
-TEMPLATE_SETTINGS: tuple[Setting, ...] = (Setting("preload", None, Modules()),)
+TEMPLATE_SETTINGS: tuple[Setting, ...] = (
+    Setting("preload", None, Modules()),
+    Setting("recycle_growth_bytes", None, Integer(0, _LARGEST)),
+)
 
 #: Each ``[crews."<id>"]`` table of the file.
 CREW_SETTINGS: tuple[Setting, ...] = (
@@ -107,5 +110,6 @@ CREW_SETTINGS: tuple[Setting, ...] = (
     Setting("file_bytes", None, Integer(0, _LARGEST)),
     Setting("cpu_weight", None, Integer(1, 10_000)),
     Setting("log_bytes", None, Integer(4096, 1024 * MIB)),
+    Setting("timeout_ms", None, Integer(1, MAX_TIMEOUT_MS)),
     Setting("environment", None, Variables()),
 )

@@ -7,27 +7,27 @@ import contextlib
 import queue
 import sqlite3
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from protocol.errors import JournalUnavailable
 from supervisor.journal.schema import reopen, set_up_reader
 from supervisor.journal.writer import blames_journal
+from supervisor.threads import started_pool
 
 T = TypeVar("T")
 READERS = 2
 
 
 class Readers:
-    """``READERS`` threads and as many connections. Raises sqlite3.Error when it cannot open them."""
+    """``READERS`` threads and as many connections. Raises sqlite3.Error or StartError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._free: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
         for _ in range(READERS):
             self._free.put(reopen(path, set_up_reader))
-        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="journal-reader")
+        self._pool = started_pool(READERS, "journal-reader")
         self._closed = False
 
     async def run(self, fn: Callable[[sqlite3.Connection], T]) -> T:

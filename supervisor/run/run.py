@@ -98,7 +98,7 @@ class Run:
         worker.channel.send(go)
         points.reach("go.sent")
         job.input_json = b""
-        timeout_ms = job.record.timeout_ms or self._means.settings.default_timeout_ms
+        timeout_ms = self._means.settings.timeout_ms_of(job.record.crew_id, job.record.timeout_ms)
         self._timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, job.mailbox.put, TimedOut())
         cause = await job.mailbox.get()
         match cause:

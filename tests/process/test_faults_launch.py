@@ -85,6 +85,63 @@ def test_a_worker_that_stops_before_hello_is_replaced(start_server: ServerFactor
     assert not procs.alive(int(pid))
 
 
+# --- growth ---------------------------------------------------------------------------------------------------------
+
+#: Each fork costs the template 8 MiB.
+LEAK = """
+    import os
+    from tests.crews.fake_crews import Sleeper
+
+    HELD = []
+    os.register_at_fork(before=lambda: HELD.append(b"x" * (8 << 20)))
+    CREWS["sleeper"] = Sleeper
+"""
+
+
+def with_leak(make_server: ServerFactory, tmp_path: Path, limit_bytes: int) -> Server:
+    """A server whose template grows with each job."""
+    template = {"preload": [], "recycle_growth_bytes": limit_bytes}
+    return with_registry(make_server, tmp_path, GOOD, LEAK, template=template).start()
+
+
+def test_a_template_that_grows_is_replaced_while_a_job_runs(make_server: ServerFactory, tmp_path: Path) -> None:
+    server = with_leak(make_server, tmp_path, 20 << 20)
+    client = server.client()
+    with client.stream("running", "sleeper", input={"seconds": 4}) as stream:
+        stream.until("started")
+        worker = worker_of(client, "running")
+        old = template_of(server, worker)
+        for number in range(3):
+            client.start(f"grows-{number}", "good").expect(200)
+        assert server.wait_log("template_recycled", pid=old)["grown_bytes"] > 20 << 20
+        client.start("from-the-new-one", "good").expect(200)
+        procs.wait_until(lambda: not procs.alive(old), 10, "the old template is gone")
+        assert template_of(server, worker) != old
+        assert stream.rest()[-1].event == "completed"
+
+
+def test_a_template_may_grow_where_that_is_allowed(make_server: ServerFactory, tmp_path: Path) -> None:
+    server = with_leak(make_server, tmp_path, 0)
+    before = template_of(server)
+    for number in range(5):
+        server.client().start(f"grows-{number}", "good").expect(200)
+    assert template_of(server) == before
+    assert not [line for line in server.log_lines() if line["event"] == "template_recycled"]
+
+
+def test_a_registry_that_cannot_be_loaded_again_keeps_its_grown_template(
+    make_server: ServerFactory, tmp_path: Path
+) -> None:
+    server = with_leak(make_server, tmp_path, 20 << 20)
+    old = template_of(server)
+    write_registry(tmp_path, BROKEN)
+    for number in range(4):
+        server.client().start(f"grows-{number}", "good").expect(200)
+    server.wait_log("template_not_recycled", pid=old)
+    server.client().start("from-the-old-one", "good").expect(200)
+    assert template_of(server) == old
+
+
 # --- reload --------------------------------------------------------------------------------------------------------
 
 

@@ -9,11 +9,15 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any
 
 from protocol.api import Stray
 from supervisor import __main__ as entry
+from supervisor import serve
 from supervisor.cgroup import Leaf
+from supervisor.journal import readers
 from supervisor.recovery import Recovery
 from supervisor.run.recorder import Recorder
 from supervisor.stop import Stop
@@ -29,6 +33,12 @@ def replace(owner: type, name: str, value: Any) -> None:
     """Replace what must be there: a renamed mechanism must not leave a mutant that is none."""
     assert name in vars(owner), f"{owner.__name__} has no {name} to be switched off"
     setattr(owner, name, value)
+
+
+def replace_in(module: ModuleType, name: str, value: Any) -> None:
+    """``replace`` in a module."""
+    assert name in vars(module), f"{module.__name__} has no {name} to be switched off"
+    setattr(module, name, value)
 
 
 def toothless() -> None:
@@ -93,6 +103,12 @@ def unswept() -> None:
     replace(Leaf, "sweep", lambda leaf: 0)
 
 
+def lazy() -> None:
+    """Threads of pools are started when they are needed."""
+    for module in (serve, readers):
+        replace_in(module, "started_pool", ThreadPoolExecutor)
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "toothless": toothless,
     "blind": blind,
@@ -102,6 +118,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "unhunted": unhunted,
     "grasping": grasping,
     "unswept": unswept,
+    "lazy": lazy,
 }
 
 

@@ -120,6 +120,15 @@ def pids() -> Iterator[int]:
             yield int(name)
 
 
+def cgroup2_mount() -> Path | None:
+    """Where the v2 hierarchy is mounted (proc_pid_mountinfo(5))."""
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        fields, _, tail = line.partition(" - ")
+        if tail.startswith("cgroup2 "):
+            return Path(fields.split()[4])
+    return None
+
+
 def with_environment(needle: str) -> list[int]:
     """Live processes whose initial environment contains ``needle``, ours excepted.
 

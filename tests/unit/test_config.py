@@ -12,7 +12,7 @@ import tomli_w
 from protocol.errors import ConfigError
 from protocol.operations import Operation
 from supervisor.config import CrewSettings, Settings, load
-from supervisor.config.table import CREW_SETTINGS, SETTINGS
+from supervisor.config.table import CREW_SETTINGS, SETTINGS, TEMPLATE_SETTINGS
 
 SECRET = "a-secret-that-nobody-may-see"
 BASE = {"AIP_CREWAI_REGISTRY": "crews:registry", "AIP_CREWAI_BEARER_TOKEN": SECRET, "AIP_CREWAI_STATE_FILE": "/s/j.db"}
@@ -262,6 +262,7 @@ CREW_BOUNDS = {
     "file_bytes": (0, 2**53 - 1),
     "cpu_weight": (1, 10_000),
     "log_bytes": (4096, 1 << 30),
+    "timeout_ms": (1, 3_600_000),
 }
 
 
@@ -281,7 +282,8 @@ def test_every_crew_setting_is_in_the_struct_and_tested() -> None:
 def test_every_setting_is_in_the_struct() -> None:
     files = {"bearer_token", "bearer_token_file", "more_token_files", "read_token_files"}
     rows = {row.name for row in SETTINGS} - files
-    assert rows == set(Settings.__struct_fields__) - {"tokens", "read_tokens", "preload", "crews", "config_file"}
+    template = {row.name for row in TEMPLATE_SETTINGS}
+    assert rows | template == set(Settings.__struct_fields__) - {"tokens", "read_tokens", "crews", "config_file"}
 
 
 def test_a_crew_without_a_table_has_the_supervisors_settings(write_toml: WriteToml) -> None:
@@ -290,6 +292,14 @@ def test_a_crew_without_a_table_has_the_supervisors_settings(write_toml: WriteTo
     assert (settings.linger_s_of("c"), settings.linger_s_of("other")) == (3, 3)
     assert settings.crew("c").limits.open_files == 100
     assert settings.crew("other").limits.open_files is None
+
+
+def test_a_crew_may_lower_the_time_that_its_jobs_have_and_never_raise_it(write_toml: WriteToml) -> None:
+    crews = {"short": {"timeout_ms": 1000}, "long": {"timeout_ms": 3_000_000}}
+    settings = load(write_toml(default_timeout_ms=5000, crews=crews), {})
+    assert [settings.timeout_ms_of("short", asked) for asked in (None, 400, 1000, 9000)] == [1000, 400, 1000, 1000]
+    assert [settings.timeout_ms_of("long", asked) for asked in (None, 9000)] == [5000, 9000]
+    assert settings.timeout_ms_of("other", None) == 5000
 
 
 @pytest.mark.parametrize("wrong", [{"A=B": "x"}, {"": "x"}, {"1A": "x"}, {"A": 1}, {"A": "a\0b"}, ["A"], "A"])

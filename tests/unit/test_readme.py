@@ -47,6 +47,7 @@ DEFAULT_RULES = {
     "crews.<id>.file_bytes": "no limit",
     "crews.<id>.cpu_weight": "none",
     "crews.<id>.log_bytes": "as above",
+    "crews.<id>.timeout_ms": "no limit",
     "crews.<id>.environment": "none",
 }
 

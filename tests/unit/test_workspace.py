@@ -54,15 +54,17 @@ def test_a_link_at_the_target_is_never_followed(tmp_path: Path, made: Path, over
     assert victim.read_bytes() == b"precious"
 
 
-def test_a_link_or_a_directory_at_the_source_is_refused(tmp_path: Path, made: Path) -> None:
+def test_what_is_no_file_at_the_source_is_refused_at_once(tmp_path: Path, made: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"token")
-    for name in ("link", "directory", "nothing"):
+    for name in ("link", "directory", "fifo", "nothing"):
         source = tmp_path / name
         if name == "link":
             source.symlink_to(secret)
         elif name == "directory":
             source.mkdir()
+        elif name == "fifo":
+            os.mkfifo(source)
         with pytest.raises(ArtifactRefused) as refused:
             place_artifact(source, tmp_path / "training", "a.pkl", overwrite=False)
         assert refused.value.error_type == "ArtifactMissing"
@@ -94,6 +96,25 @@ def test_a_replay_store_outlives_its_job_and_is_copied_per_replay(tmp_path: Path
     assert again.read_bytes() == b"rows"
     workspace.forget(1)
     assert workspace.copy_replay(1, 3) is None
+
+
+def test_a_copy_of_a_replay_store_follows_and_replaces_nothing(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "work")
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    for row in (1, 2):
+        workspace.prepare(row, "crew")
+    (workspace.job(1) / "replay.db").write_bytes(b"rows")
+    workspace.keep_replay(1)
+    (workspace.job(2) / "replay.db").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        workspace.copy_replay(1, 2)
+    (tmp_path / "work" / "replays" / "3.db").symlink_to(victim)
+    workspace.prepare(4, "crew")
+    with pytest.raises(OSError, match="symbolic links"):
+        workspace.copy_replay(3, 4)
+    assert victim.read_bytes() == b"precious"
+    assert sorted(os.listdir(workspace.job(4))) == ["cwd", "tmp"]
 
 
 @pytest.mark.parametrize("crew_id", ["../../etc", "a/b", "", "x" * 256, "ü", ".", "a b"])

@@ -88,19 +88,10 @@ def look(heartbeats: Path, stop: dict[str, Any]) -> Look:
     return Look(survivors=tuple(sorted(alive)), late_ms=late_ms)
 
 
-def cgroup2_mount() -> Path | None:
-    """Where the v2 hierarchy is mounted (proc_pid_mountinfo(5))."""
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
-        fields, _, tail = line.partition(" - ")
-        if tail.startswith("cgroup2 "):
-            return Path(fields.split()[4])
-    return None
-
-
 @contextlib.contextmanager
 def refuge() -> Iterator[Path | None]:
     """A cgroup outside of every supervisor's branch, to escape to; None where none can be made."""
-    mount = cgroup2_mount()
+    mount = procs.cgroup2_mount()
     directory = None if mount is None else mount / f"refuge-{uuid.uuid4().hex[:12]}"
     if directory is not None:
         try:
