@@ -285,6 +285,126 @@ class JournalUnavailable(CrewError):
     retryable = True
 
 
+class NotCanonical(CrewError):
+    """A value has no canonical form in RFC 8785: NaN, infinite, bytes, a set, a lone surrogate, an unsafe integer."""
+
+    code = "effect_arguments_refused"
+    status = 422
+    title = "Value has no canonical form"
+
+
+class EffectMalformed(CrewError):
+    """A claim or receipt breaks a rule of the effect ledger; nothing was claimed."""
+
+    code = "effect_malformed"
+    status = 422
+    title = "Effect refused by its schema"
+
+
+class EffectConflict(CrewError):
+    """The key was claimed before with other arguments or under another policy; the tool's body does not run."""
+
+    code = "effect_conflict"
+    status = 409
+    title = "Effect key used with other material"
+
+
+class EffectInFlight(CrewError):
+    """Another call of the same key is under way."""
+
+    code = "effect_in_flight"
+    status = 409
+    title = "Effect is under way"
+
+
+class EffectOutcomeUnknown(CrewError):
+    """An earlier call was begun and nobody knows whether it took effect; it is not repeated before a reconciliation.
+
+    ``version``: the record's version that was seen, None where it is not at hand.
+    """
+
+    code = "effect_outcome_unknown"
+    status = 409
+    title = "Effect outcome unknown"
+
+    def __init__(self, detail: str, *, version: int | None = None) -> None:
+        super().__init__(detail)
+        self.version = version
+
+
+class EffectAbandoned(CrewError):
+    """An operator gave up finding out what became of the effect; its key is blocked for ever."""
+
+    code = "effect_abandoned"
+    status = 409
+    title = "Effect was abandoned"
+
+
+class EffectStopping(CrewError):
+    """The job is being stopped, so nothing more is claimed."""
+
+    code = "effect_stopping"
+    status = 409
+    title = "Job is being stopped"
+
+
+class EffectLedgerUnavailable(CrewError):
+    """The ledger cannot be reached or written, so the tool does not run."""
+
+    code = "effect_ledger_unavailable"
+    status = 507
+    title = "Effect ledger unavailable"
+    retryable = True
+
+
+class EffectStale(CrewError):
+    """A report about an effect does not come from the owner of its claim; it is recorded and changes nothing."""
+
+    code = "effect_stale"
+    status = 409
+    title = "Report of a past owner"
+
+
+class EffectNotOpen(CrewError):
+    """The effect's state does not allow that step."""
+
+    code = "effect_not_open"
+    status = 409
+    title = "Effect is past that"
+
+
+class EffectChanged(CrewError):
+    """If-Match names another version of the effect than there is now."""
+
+    code = "effect_changed"
+    status = 412
+    title = "Effect has changed"
+
+
+class EffectNotFound(CrewError):
+    """The ledger has no effect of that key."""
+
+    code = "effect_not_found"
+    status = 404
+    title = "No effect of that key"
+
+
+class EffectsOpen(CrewError):
+    """The job has effects that are claimed or of unknown outcome, so it cannot be archived."""
+
+    code = "effects_open"
+    status = 409
+    title = "Job has open effects"
+
+
+class IfMatchMissing(CrewError):
+    """A reconciliation needs If-Match with the effect's ETag."""
+
+    code = "if_match_missing"
+    status = 428
+    title = "If-Match required"
+
+
 class ProtocolViolation(CrewError):
     """A worker or template sent bytes that are no frame of this protocol."""
 

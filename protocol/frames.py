@@ -10,13 +10,18 @@ from typing import Annotated
 
 import msgspec
 
+from protocol.effects import MAX_PREIMAGE_BYTES, MAX_RECEIPT_BYTES, Decision, Policy, ToolPolicy
+
 #: Grows with every incompatible change of a frame; both sides refuse another version at hello.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 Pid = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Name = Annotated[str, msgspec.Meta(max_length=512)]
 Text = Annotated[str, msgspec.Meta(max_length=65_536)]
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Preimage = Annotated[bytes, msgspec.Meta(max_length=MAX_PREIMAGE_BYTES)]
+Receipt = Annotated[bytes, msgspec.Meta(max_length=MAX_RECEIPT_BYTES)]
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True, kw_only=True):
@@ -189,9 +194,10 @@ class Go(Frame, frozen=True, tag="go"):
 
     ``input``: JSON text of the operation's input. ``event_limit``: events of this job at most, ``started`` and the
     terminal one included. ``replay_store``: this job's own copy of the store to replay from. ``artifact_path``: where
-    ``train`` writes.
+    ``train`` writes. ``effects``: policies of the configuration by tool name.
     """
 
+    action_id: str
     crew_id: str
     operation: Name
     input: bytes
@@ -201,12 +207,47 @@ class Go(Frame, frozen=True, tag="go"):
     replay_store: str | None = None
     artifact_path: str | None = None
     tracing: bool = False
+    effects: dict[str, ToolPolicy] = {}
 
 
 class Cancel(Frame, frozen=True, tag="cancel"):
     """Close what can be closed; the kill follows after the grace."""
 
     reason: str | None = None
+
+
+class EffectGranted(Frame, frozen=True, tag="effect_granted"):
+    """The claim of ``call`` is durable: the tool's body may run. ``epoch`` comes back with its outcome."""
+
+    call: Count
+    epoch: Count
+    attempt: Count
+
+
+class EffectReplayed(Frame, frozen=True, tag="effect_replayed"):
+    """The effect happened before. ``receipt``: JSON text, None for a result that was not stored."""
+
+    call: Count
+    receipt: Receipt | None
+    settled_at: float
+
+
+class EffectRefused(Frame, frozen=True, tag="effect_refused"):
+    """Nothing was recorded for ``call``. ``code``: that of the error in ``protocol.errors``.
+
+    ``version``: of the record whose outcome is unknown, for a reconciliation.
+    """
+
+    call: Count
+    code: Name
+    detail: Text
+    version: Count | None = None
+
+
+class EffectNoted(Frame, frozen=True, tag="effect_noted"):
+    """What ``call`` said about an outcome is durable."""
+
+    call: Count
 
 
 # --- worker to supervisor ----------------------------------------------------------------------------------------
@@ -243,6 +284,70 @@ class Failure(Frame, frozen=True, tag="failure"):
     detail: Text = ""
 
 
+class EffectClaim(Frame, frozen=True, tag="effect_claim"):
+    """May this call be made? Answered by EffectGranted, EffectReplayed or EffectRefused.
+
+    ``call``: a number of the worker's own that no other question of its has. ``args_hash``: JCS digest of the validated
+    arguments without volatile ones.
+    """
+
+    call: Count
+    preimage: Preimage
+    args_hash: Digest
+    policy: Policy
+
+
+class EffectSettled(Frame, frozen=True, tag="effect_settled"):
+    """The call took effect. Answered by EffectNoted or EffectRefused."""
+
+    call: Count
+    key_id: Digest
+    epoch: Count
+    args_hash: Digest
+    receipt: Receipt | None
+
+
+class EffectNotApplied(Frame, frozen=True, tag="effect_not_applied"):
+    """The tool says that nothing happened. Answered by EffectNoted or EffectRefused."""
+
+    call: Count
+    key_id: Digest
+    epoch: Count
+
+
+class EffectLost(Frame, frozen=True, tag="effect_lost"):
+    """The call ended without saying whether it took effect; ``reason`` names the exception's class.
+
+    Answered by EffectNoted or EffectRefused.
+    """
+
+    call: Count
+    key_id: Digest
+    epoch: Count
+    reason: Name
+
+
+class EffectDelivered(Frame, frozen=True, tag="effect_delivered"):
+    """The caller of the tool has the receipt. Not answered."""
+
+    key_id: Digest
+
+
+class EffectReconciled(Frame, frozen=True, tag="effect_reconciled"):
+    """The provider was asked and knows. ``actor``: the ``module:function`` that asked.
+
+    Answered by EffectNoted or EffectRefused.
+    """
+
+    call: Count
+    key_id: Digest
+    version: Count
+    decision: Decision
+    actor: Name
+    evidence: Name
+    receipt: Receipt | None
+
+
 class CancelAnswer(Frame, frozen=True, tag="cancel_answer"):
     """Answer to Cancel: whether the worker is closing something worth the grace."""
 
@@ -253,5 +358,8 @@ ToTemplate = Load | Launch
 ToKeeper = Sweep
 FromKeeper = Kept | Ended | Empty
 FromTemplate = Ready | LoadFailed | Launched | LaunchFailed | Exited
-ToWorker = Go | Cancel
-FromWorker = Hello | Chunk | Result | Failure | CancelAnswer
+#: What a worker says about effects, and what it hears.
+AboutEffect = EffectClaim | EffectSettled | EffectNotApplied | EffectLost | EffectDelivered | EffectReconciled
+EffectAnswer = EffectGranted | EffectReplayed | EffectRefused | EffectNoted
+ToWorker = Go | Cancel | EffectAnswer
+FromWorker = Hello | Chunk | Result | Failure | CancelAnswer | AboutEffect

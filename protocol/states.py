@@ -1,4 +1,4 @@
-"""The job's state machine. Imports nothing of ours but the error it raises."""
+"""The state machines of jobs and effects. Imports nothing of ours but the error they raise."""
 
 from __future__ import annotations
 
@@ -76,3 +76,60 @@ class Method(StrEnum):
     BOOT_CHANGED = "boot_changed"
     #: Nothing could be done: the work belonged to another program, whose journal was imported.
     NONE = "none"
+
+
+class EffectState(StrEnum):
+    """What is known of one effect.
+
+    ``claimed``: its call may be under way. ``settled``: it happened, its receipt is durable. ``not_applied``: the tool
+    itself said that it did not happen. ``unknown``: nobody can say; it blocks its key until it is reconciled.
+    ``abandoned``: an operator gave up finding out; it blocks its key for ever.
+    """
+
+    CLAIMED = "claimed"
+    SETTLED = "settled"
+    NOT_APPLIED = "not_applied"
+    UNKNOWN = "unknown"
+    ABANDONED = "abandoned"
+
+
+class EffectStep(StrEnum):
+    """What can happen to an effect. None of them is the passing of time.
+
+    ``repeat`` is a claim under the policy ``provider``, whose provider tells repeats by the key that it was given.
+    """
+
+    CLAIM = "claim"
+    SETTLE = "settle"
+    NOT_APPLY = "not_apply"
+    LOSE = "lose"
+    REPEAT = "repeat"
+    RECONCILE_SETTLED = "reconcile_settled"
+    RECONCILE_NOT_APPLIED = "reconcile_not_applied"
+    RECONCILE_ABANDONED = "reconcile_abandoned"
+
+
+#: Every legal (state, step); None stands for a key that was never claimed. A pair that is missing is illegal.
+EFFECT_TRANSITIONS: dict[tuple[EffectState | None, EffectStep], EffectState] = {
+    (None, EffectStep.CLAIM): EffectState.CLAIMED,
+    (EffectState.NOT_APPLIED, EffectStep.CLAIM): EffectState.CLAIMED,
+    (EffectState.CLAIMED, EffectStep.SETTLE): EffectState.SETTLED,
+    (EffectState.CLAIMED, EffectStep.NOT_APPLY): EffectState.NOT_APPLIED,
+    (EffectState.CLAIMED, EffectStep.LOSE): EffectState.UNKNOWN,
+    (EffectState.UNKNOWN, EffectStep.SETTLE): EffectState.SETTLED,
+    (EffectState.UNKNOWN, EffectStep.REPEAT): EffectState.CLAIMED,
+    (EffectState.UNKNOWN, EffectStep.RECONCILE_SETTLED): EffectState.SETTLED,
+    (EffectState.UNKNOWN, EffectStep.RECONCILE_NOT_APPLIED): EffectState.NOT_APPLIED,
+    (EffectState.UNKNOWN, EffectStep.RECONCILE_ABANDONED): EffectState.ABANDONED,
+}
+#: An effect in one of these states keeps its job from being archived.
+OPEN_EFFECTS = frozenset({EffectState.CLAIMED, EffectState.UNKNOWN})
+
+
+def advance_effect(state: EffectState | None, step: EffectStep) -> EffectState:
+    """Return the state after ``step``. Raises IllegalTransition for a pair that the table does not have."""
+    try:
+        return EFFECT_TRANSITIONS[state, step]
+    except KeyError:
+        was = "was never claimed" if state is None else f"is {state.value}"
+        raise IllegalTransition(f"{step.value} cannot happen to an effect that {was}") from None

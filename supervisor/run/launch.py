@@ -51,6 +51,7 @@ async def prepare(job: Job, means: Means) -> tuple[frames.Directories, frames.Go
         check_artifact_free(settings.training_dir, job.artifact[0], overwrite=job.artifact[1])
         artifact = workspace.training_file(record.row)
     go = frames.Go(
+        action_id=job.action_id,
         crew_id=record.crew_id,
         operation=record.operation,
         input=job.input_json,

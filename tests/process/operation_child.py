@@ -64,6 +64,7 @@ class Order:
     def go(self) -> frames.Go:
         artifact = None if self.artifact is None else str(self.job_directory / self.artifact)
         return frames.Go(
+            action_id="operation",
             crew_id=self.crew_id,
             operation=self.operation,
             input=json.dumps(self.input).encode(),
