@@ -15,8 +15,9 @@ from typing import NoReturn
 
 from protocol import frames, points
 from protocol.errors import ProtocolViolation
-from worker import operations, sandbox, stores
+from worker import operations, registry, sandbox, stores
 from worker.channel import Channel, PipeClosed
+from worker.pipe_ledger import PipeLedger
 
 #: Exit codes of a worker, seen in the stop evidence.
 EXIT_OK = 0
@@ -43,6 +44,7 @@ def become_worker(
     *,
     crews: Mapping[str, object],
     evaluators: Mapping[str, object],
+    effects: registry.Policies,
     open_files: tuple[int, int],
     in_leaf: bool,
     namespace: bool,
@@ -62,7 +64,7 @@ def become_worker(
             with contextlib.suppress(OSError):
                 sandbox.show_own_processes()
         channel = _enter_sandbox(launch, descriptors, open_files=open_files, in_leaf=in_leaf, parent_pid=parent_pid)
-        code = _serve(channel, launch, crews, evaluators)
+        code = _serve(channel, launch, crews, evaluators, effects)
     except (PipeClosed, ProtocolViolation):
         code = EXIT_PIPE
     except BaseException:  # noqa: BLE001 - the process boundary: whatever it was, it is printed and the process ends
@@ -103,7 +105,11 @@ def _buffer_by_line() -> None:
 
 
 def _serve(
-    channel: WorkerChannel, launch: frames.Launch, crews: Mapping[str, object], evaluators: Mapping[str, object]
+    channel: WorkerChannel,
+    launch: frames.Launch,
+    crews: Mapping[str, object],
+    evaluators: Mapping[str, object],
+    effects: registry.Policies,
 ) -> int:
     points.reach("worker.enclosed")
     channel.send(frames.Hello(version=frames.PROTOCOL_VERSION, pid=os.getpid()))
@@ -112,8 +118,9 @@ def _serve(
         raise ProtocolViolation(f"expected go, got {type(go).__name__}")
     points.reach("worker.told")
     cancellation = operations.Cancellation()
+    ledger = PipeLedger(channel.send)
     try:
-        threading.Thread(target=_listen, args=(channel, cancellation), name="protocol", daemon=True).start()
+        threading.Thread(target=_listen, args=(channel, cancellation, ledger), name="protocol", daemon=True).start()
     except RuntimeError as error:
         # EAGAIN of pthread_create(3): pids.max, RLIMIT_NPROC or RLIMIT_AS is reached. Nothing of the crew has run.
         print(f"{error}: a limit of processes or memory is reached", file=sys.stderr)
@@ -127,6 +134,8 @@ def _serve(
         evaluators=evaluators,
         send=channel.send,
         cancelled=cancellation,
+        ledger=ledger,
+        policies=effects.get(launch.crew_id, {}),
     )
     if isinstance(ending, frames.Failure) and ending.detail:
         print(ending.detail, file=sys.stderr)
@@ -136,14 +145,17 @@ def _serve(
     return EXIT_OK
 
 
-def _listen(channel: WorkerChannel, cancellation: operations.Cancellation) -> None:
-    """Answer cancels; the end of the pipe means that the supervisor is gone, and so are we."""
+def _listen(channel: WorkerChannel, cancellation: operations.Cancellation, ledger: PipeLedger) -> None:
+    """Answer cancels, pass on the ledger's answers; at the end of the pipe the supervisor is gone, and so are we."""
     try:
         while True:
             frame, _ = channel.receive()
             if isinstance(frame, frames.Cancel):
                 channel.send(frames.CancelAnswer(closing=cancellation.request()))
+            elif not isinstance(frame, frames.Go):
+                ledger.answered(frame)
     except (PipeClosed, ProtocolViolation, OSError):
+        ledger.close()
         os._exit(EXIT_PIPE)
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from protocol import frames
+from worker.guarding import policies
+from worker.guarding.policies import EffectPolicyError, Guarding
 
 #: A crew has at least one of these.
 KICKOFF_METHODS = ("kickoff", "kickoff_async", "akickoff")
@@ -31,6 +33,11 @@ CREW_METHODS = (
 )
 #: Optional attribute of the registry's module: evaluator name to LLM object or zero-argument callable.
 EVALUATORS = "EVALUATORS"
+#: Optional attribute of the registry's module: crew id to tool name to the fields of an effect policy.
+EFFECTS = "EFFECTS"
+
+#: Policies by crew id and tool name.
+Policies = Mapping[str, Mapping[str, Guarding]]
 
 
 class RegistryInvalid(Exception):
@@ -98,6 +105,21 @@ def evaluators(spec: str) -> Mapping[str, object]:
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
         raise RegistryInvalid(f"registry {spec!r}: {EVALUATORS} must be a mapping with string names")
     return found
+
+
+def effects(spec: str, crews: Mapping[str, object]) -> Policies:
+    """The effect policies that the loaded registry module names; empty without ``EFFECTS``. Raises RegistryInvalid."""
+    found = getattr(sys.modules.get(_split(spec)[0]), EFFECTS, {})
+    if not isinstance(found, Mapping):
+        raise RegistryInvalid(f"registry {spec!r}: {EFFECTS} must be a mapping of crew ids")
+    if unknown := [crew_id for crew_id in found if crew_id not in crews]:
+        raise RegistryInvalid(f"registry {spec!r}: {EFFECTS} names the crew {unknown[0]!r}, which is not in it")
+    try:
+        return {
+            crew_id: policies.registered(tools, f"{EFFECTS}[{crew_id!r}]") for crew_id, tools in found.items()
+        }
+    except EffectPolicyError as error:
+        raise RegistryInvalid(f"registry {spec!r}: {error}") from error
 
 
 def digest(spec: str, crews: Mapping[str, object]) -> str:

@@ -65,6 +65,7 @@ class Template:
         self._load = load
         self._crews: Mapping[str, object] = {}
         self._evaluators: Mapping[str, object] = {}
+        self._effects: registry.Policies = {}
         #: Workers that could not be made the supervisor's own children.
         self._children: set[int] = set()
 
@@ -73,6 +74,7 @@ class Template:
         began = time.monotonic()
         self._crews = registry.load(self._load.registry, self._load.preload)
         self._evaluators = registry.evaluators(self._load.registry)
+        self._effects = registry.effects(self._load.registry, self._crews)
         gc.collect()
         gc.freeze()
         points.reach("template.loaded")
@@ -177,6 +179,7 @@ class Template:
             descriptors,
             crews=self._crews,
             evaluators=self._evaluators,
+            effects=self._effects,
             open_files=self._load.open_files,
             in_leaf=in_leaf,
             namespace=namespace,

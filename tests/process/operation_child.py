@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from protocol import frames, pipe
+from protocol.effects import ToolPolicy
+from tests.support.desk import Desk
 from worker import operations, registry, stores
 from worker.channel import PipeClosed
+from worker.pipe_ledger import PipeLedger
 
 REAL = "tests.crews.real_crews:CREWS"
 FAKE = "tests.crews.fake_crews:CREWS"
@@ -27,6 +35,21 @@ ENVIRONMENT = {
     "CREWAI_DISABLE_VERSION_CHECK": "true",
     "OPENBLAS_NUM_THREADS": "1",
 }
+
+
+@contextlib.contextmanager
+def importer(home: Path, crews: str) -> Iterator[None]:
+    """A process that imports CrewAI and the module ``crews`` once, and that children are forked from meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (ENVIRONMENT | {"HOME": str(home)}).items():
+            patch.setenv(name, value)
+        server = forkserver.ForkServer()
+        patch.setattr(forkserver, "_forkserver", server)
+        for function in ("ensure_running", "connect_to_new_process", "set_forkserver_preload"):
+            patch.setattr(forkserver, function, getattr(server, function))
+        server.set_forkserver_preload(["tests.process.operation_child", crews])
+        yield
+        server._stop()  # type: ignore[attr-defined]
 
 
 @dataclass(kw_only=True)
@@ -45,6 +68,8 @@ class Order:
     event_limit: int = 1000
     event_limit_bytes: int = 262_144
     artifact: str | None = None
+    #: Effect policies of the configuration, by tool name.
+    effects: dict[str, ToolPolicy] = field(default_factory=dict)
     #: Multiprocessing's way to start the child; ``spawn`` is an interpreter that has imported nothing.
     start: str = "forkserver"
 
@@ -73,6 +98,7 @@ class Order:
             event_limit=self.event_limit,
             replay_store=self.replay_store,
             artifact_path=artifact,
+            effects=self.effects,
         )
 
 
@@ -98,9 +124,16 @@ def serve(order: Order, connection: Connection) -> None:
 
     cancellation = operations.Cancellation()
 
+    ledger = PipeLedger(send)
+    heard: pipe.Decoder[Any] = pipe.Decoder(frames.ToWorker)
+
     def listen() -> None:
-        connection.recv_bytes()
-        send(frames.CancelAnswer(closing=cancellation.request()))
+        while True:
+            (frame,) = heard.feed(connection.recv_bytes())
+            if isinstance(frame, frames.Cancel):
+                send(frames.CancelAnswer(closing=cancellation.request()))
+            else:
+                ledger.answered(frame)
 
     threading.Thread(target=listen, daemon=True).start()
     stores.redirect(directories, order.replay_store)
@@ -111,6 +144,8 @@ def serve(order: Order, connection: Connection) -> None:
         evaluators=registry.evaluators(order.spec),
         send=send,
         cancelled=cancellation,
+        ledger=ledger,
+        policies=registry.effects(order.spec, crews).get(order.crew_id, {}),
     )
     send(ending)
     os._exit(0)
@@ -123,6 +158,8 @@ class Child:
         self.order = order
         self.chunks: list[dict[str, Any]] = []
         self.raw: list[bytes] = []
+        #: Where the child's effects are claimed.
+        self.desk = Desk(crew_id=order.crew_id)
         self._decoder: pipe.Decoder[Any] = pipe.Decoder(frames.FromWorker)
         server: Any = multiprocessing.get_context(order.start)
         self._connection, theirs = server.Pipe()
@@ -131,9 +168,14 @@ class Child:
         theirs.close()
 
     def receive(self) -> Any:
-        """The next frame; chunks are also collected."""
-        assert self._connection.poll(ANSWER_TIMEOUT_S), f"no frame; chunks so far: {self.chunks}"
-        (frame,) = self._decoder.feed(self._connection.recv_bytes())
+        """The next frame that is not about an effect; those are answered, and chunks are also collected."""
+        while True:
+            assert self._connection.poll(ANSWER_TIMEOUT_S), f"no frame; chunks so far: {self.chunks}"
+            (frame,) = self._decoder.feed(self._connection.recv_bytes())
+            if not isinstance(frame, frames.AboutEffect):
+                break
+            if (answer := self.desk.answer(frame)) is not None:
+                self._connection.send_bytes(pipe.encode(answer))
         if isinstance(frame, frames.Chunk):
             assert frame.data.isascii()
             self.raw.append(frame.data)
@@ -149,7 +191,7 @@ class Child:
                 return self.chunks[-1]
 
     def cancel(self) -> None:
-        self._connection.send_bytes(b"cancel")
+        self._connection.send_bytes(pipe.encode(frames.Cancel()))
 
     def ending(self) -> frames.Result | frames.Failure:
         """The result or failure, after the chunks before it."""

@@ -6,14 +6,13 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from protocol import frames
-from tests.process.operation_child import ENVIRONMENT, FAKE, REAL, Child, Order
+from tests.process.operation_child import FAKE, REAL, Child, Order, importer
 
 Start = Callable[..., Child]
 
@@ -21,17 +20,8 @@ Start = Callable[..., Child]
 @pytest.fixture(scope="module", autouse=True)
 def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One process that imports CrewAI, for all tests of this module."""
-    changes = ENVIRONMENT | {"HOME": str(tmp_path_factory.mktemp("home"))}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in changes.items():
-            patch.setenv(name, value)
-        server = forkserver.ForkServer()
-        patch.setattr(forkserver, "_forkserver", server)
-        for function in ("ensure_running", "connect_to_new_process", "set_forkserver_preload"):
-            patch.setattr(forkserver, function, getattr(server, function))
-        server.set_forkserver_preload(["tests.process.operation_child", "tests.crews.real_crews"])
+    with importer(tmp_path_factory.mktemp("home"), "tests.crews.real_crews"):
         yield
-        server._stop()  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -118,6 +118,26 @@ def test_evaluators_are_optional_and_must_be_named(module: Any) -> None:
         registry.evaluators(spec)
 
 
+def test_effect_policies_are_optional_and_must_be_ones(module: Any) -> None:
+    crews = "CREWS = {'a': list}\n"
+    spec = module(crews)
+    assert registry.effects(spec, registry.load(spec, ())) == {}
+    spec = module(crews + "EFFECTS = {'a': {'pay': {'key': 'invoice', 'scope': 'crew'}}}")
+    found = registry.effects(spec, registry.load(spec, ()))
+    assert found["a"]["pay"].key == ("invoice",)
+    for wrong, fault in {
+        "3": "mapping",
+        "{'b': {}}": "'b'",
+        "{'a': 3}": "EFFECTS\\['a'\\]",
+        "{'a': {'pay': {'twice': True}}}": "'pay'.*twice",
+        "{'a': {'pay': {'policy': 'twice'}}}": "'pay'.*twice",
+        "{'a': {'pay': {'scope': 'global'}}}": "'pay'.*needs a key",
+    }.items():
+        spec = module(crews + f"EFFECTS = {wrong}")
+        with pytest.raises(registry.RegistryInvalid, match=fault):
+            registry.effects(spec, registry.load(spec, ()))
+
+
 def test_the_digest_changes_with_the_source_the_spec_and_the_ids(module: Any) -> None:
     source = "CREWS = {'a': list}\nMORE = {'a': list, 'b': list}\nSAME = CREWS"
     seen = set()

@@ -17,7 +17,7 @@ OURS = ("protocol", "supervisor", "worker")
 ALLOWED: dict[str, frozenset[str]] = {
     "protocol": frozenset({"msgspec", "rfc8785"}),
     "supervisor": frozenset({"protocol", "aiohttp", "click", "msgspec", "prometheus_client", "psutil", "rich"}),
-    "worker": frozenset({"protocol", "crewai", "msgspec", "numpy", "pydantic", "rfc8785"}),
+    "worker": frozenset({"protocol", "crewai", "msgspec", "numpy", "pydantic", "pydantic_core", "rfc8785"}),
 }
 
 #: Imports that belong to a few rooms only; a room's name covers what is below it and, with ``*``, what begins so.

@@ -10,7 +10,10 @@ from typing import Any
 
 from protocol import frames
 from protocol.operations import Operation
-from worker import crew_events, outputs, registry, stores
+from worker import crew_events, guard, outputs, registry, stores
+from worker.guarding import session
+from worker.guarding.policies import EffectPolicyError, Guarding, configured
+from worker.guarding.session import Ledger, Session
 from worker.operations import human, kickoff, recall, rerun
 from worker.operations.cancellation import Cancellation
 from worker.operations.job import Job, Refused
@@ -38,11 +41,14 @@ def perform(
     evaluators: Mapping[str, object],
     send: Callable[[frames.Frame], None],
     cancelled: Cancellation,
+    ledger: Ledger,
+    policies: Mapping[str, Guarding],
 ) -> frames.Result | frames.Failure:
     """Build the crew of ``entry`` and do ``go.operation`` with it. Never raises; sends Chunk frames only.
 
     ``stores.redirect`` has been called. ``send`` blocks until the frame is on its way; it is called from any thread,
-    but not after the return.
+    but not after the return. ``ledger``: where claims of effects are made. ``policies``: those of the registry by tool
+    name; ``go.effects`` goes before them.
     """
     stream = Stream(send, event_limit=go.event_limit, event_limit_bytes=go.event_limit_bytes)
     job = Job(
@@ -55,6 +61,7 @@ def perform(
         cancellation=cancelled,
     )
     try:
+        _guard(go, ledger, policies)
         output = _work(job, entry)
         stream.close()
     except BaseException as error:  # noqa: BLE001 - the boundary of foreign code: SystemExit is a failure too
@@ -68,10 +75,17 @@ def _work(job: Job, entry: object) -> bytes:
     work = WORK[Operation(job.go.operation)]
     job.input = json.loads(job.go.input)
     job.crew = registry.build(entry)
+    guard.prepare(job.crew, job.go.crew_id)
     if crew_events.available():
         _attach(job)
     job.set("tracing", job.go.tracing, only_existing=True)
     return work(job)
+
+
+def _guard(go: frames.Go, ledger: Ledger, policies: Mapping[str, Guarding]) -> None:
+    """Name the ledger before anything of the crew runs, so that its factory may use it too."""
+    named = {**policies, **configured(go.effects)}
+    session.begin(Session(ledger=ledger, action_id=go.action_id, crew_id=go.crew_id, policies=named))
 
 
 def _attach(job: Job) -> None:
@@ -85,7 +99,7 @@ def _attach(job: Job) -> None:
 
 def _failure(error: BaseException, *, dispatched: bool) -> frames.Failure:
     """The frame of ``error``: its class, and its text for the job's own log."""
-    named = isinstance(error, Refused | Violation | registry.NotACrew)
+    named = isinstance(error, Refused | Violation | registry.NotACrew | EffectPolicyError)
     if isinstance(error, outputs.TooLarge):
         error_type = Violation.error_type
     else:

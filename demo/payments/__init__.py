@@ -1,0 +1,1 @@
+"""An invoice-payment crew and a provider that loses acknowledgements: what the effect ledger is for."""
