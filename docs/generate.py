@@ -14,11 +14,20 @@ from supervisor.http.routes import Routes
 
 ERRORS = Path(__file__).with_name("errors.md")
 
+TOOL = "what a tool's caller gets: a `ToolFailure` with this code"
 #: Codes that no HTTP answer has, and where they are met instead.
 ELSEWHERE = {
     "artifact_refused": "the last event of a `train` job",
     "command_refused": "`crew-supervisor journal`",
     "config_invalid": "the log at the start, exit status 2",
+    "effect_abandoned": TOOL,
+    "effect_arguments_refused": TOOL,
+    "effect_conflict": TOOL,
+    "effect_in_flight": TOOL,
+    "effect_ledger_unavailable": TOOL,
+    "effect_outcome_unknown": TOOL,
+    "effect_stale": "the audit, as `effect_refused`",
+    "effect_stopping": TOOL,
     "illegal_transition": "the log",
     "launch_failed": "the log; the job fails and nothing was dispatched",
     "protocol_violation": "the log; the job fails",

@@ -6,9 +6,11 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from protocol import canonical
+from protocol.effects import MAX_TEXT, Decision, EffectRecord, Policy, Scope
 from protocol.errors import InputInvalid
 from protocol.operations import CONTROL_OPERATIONS, Operation
-from protocol.states import Phase, Status
+from protocol.states import EffectState, Phase, Status
 
 MAX_TIMEOUT_MS = 3_600_000
 DEFAULT_TIMEOUT_MS = 600_000
@@ -49,6 +51,15 @@ Output = Annotated[
 EventData = Annotated[
     msgspec.Raw, msgspec.Meta(description="The event's data object.", extra_json_schema={"type": "object"})
 ]
+#: JSON of a tool's result, passed on as it is stored.
+Receipt = Annotated[
+    msgspec.Raw,
+    msgspec.Meta(description="The tool's result; null before the settlement, and where it was not stored."),
+]
+AuditDetail = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": ["object", "null"]})]
+KeyId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+ActorName = Annotated[str, msgspec.Meta(max_length=512, pattern=r"\S")]
+Evidence = Annotated[str, msgspec.Meta(max_length=MAX_TEXT, pattern=r"\S")]
 EventText = Annotated[
     str,
     msgspec.Meta(
@@ -100,6 +111,20 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     crew_id: CrewId
     action_id: ActionId
     reason: Reason | None = None
+
+
+class ReconcileRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of a reconciliation: who found out what, and how. ``receipt`` is for ``settled``, required there."""
+
+    actor: ActorName
+    decision: Decision
+    evidence: Evidence
+    receipt: Any | msgspec.UnsetType = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        given = self.receipt is not msgspec.UNSET
+        if given != (self.decision is Decision.SETTLED):
+            raise InputInvalid("a receipt goes with the decision settled, and with that one only; null is one too")
 
 
 T = TypeVar("T")
@@ -174,6 +199,16 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
 
 
+class EffectCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of a job's effects by state."""
+
+    claimed: Count = 0
+    settled: Count = 0
+    not_applied: Count = 0
+    unknown: Count = 0
+    abandoned: Count = 0
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """A job's record. The first six fields are the wire contract's; times are Unix seconds."""
 
@@ -191,6 +226,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None
     worker: WorkerView | None
     stop: StopEvidence | None
+    effects: EffectCounts
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +260,114 @@ class JobList(msgspec.Struct, frozen=True, kw_only=True):
 
     jobs: list[JobView]
     next_cursor: str | None
+
+
+class ReconciliationView(msgspec.Struct, frozen=True, kw_only=True):
+    """The last reconciliation of an effect."""
+
+    decision: Decision
+    actor: str
+    evidence: str
+
+
+class EffectView(msgspec.Struct, frozen=True, kw_only=True):
+    """One effect. ``key_id`` is the SHA-256, in lower-case hex, of the UTF-8 bytes of ``preimage``.
+
+    ``identity``: ``["key", business key]`` or ``["call", task index, args hash, ordinal]``. ``action_id`` and
+    ``crew_id`` are of the job that claimed it last, ``epoch`` is that claim's, ``attempt`` counts claims. Times are
+    Unix seconds. ``receipt_stored`` is false for a result that was too long or no JSON. ``reason``: why the outcome is
+    or was unknown.
+    """
+
+    key_id: KeyId
+    scope: Scope
+    scope_id: str
+    tool: str
+    identity: list[Any]
+    preimage: str
+    policy: Policy
+    args_hash: str
+    state: EffectState
+    version: Count
+    epoch: Count
+    attempt: Count
+    action_id: str
+    crew_id: str
+    claimed_at: float
+    settled_at: float | None
+    delivered_at: float | None
+    receipt: Receipt
+    receipt_stored: bool
+    replays: Count
+    reason: str
+    reconciliation: ReconciliationView | None
+
+
+def effect_view(record: EffectRecord) -> EffectView:
+    """The public view of a stored effect."""
+    reconciliation = None
+    if record.decision:
+        decision = Decision(record.decision)
+        reconciliation = ReconciliationView(decision=decision, actor=record.actor, evidence=record.evidence)
+    return EffectView(
+        key_id=record.key_id,
+        scope=record.scope,
+        scope_id=record.scope_id,
+        tool=record.tool,
+        identity=canonical.parse(record.preimage)[4],
+        preimage=record.preimage.decode("utf-8"),
+        policy=record.policy,
+        args_hash=record.args_hash,
+        state=record.state,
+        version=record.version,
+        epoch=record.epoch,
+        attempt=record.attempt,
+        action_id=record.action_id,
+        crew_id=record.crew_id,
+        claimed_at=record.claimed_at,
+        settled_at=record.settled_at,
+        delivered_at=record.delivered_at,
+        receipt=msgspec.Raw(b"null" if record.receipt is None else record.receipt),
+        receipt_stored=record.receipt is not None,
+        replays=record.replays,
+        reason=record.reason,
+        reconciliation=reconciliation,
+    )
+
+
+class EffectList(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of effects, the newest key first. ``next_cursor`` is None after the last page."""
+
+    effects: list[EffectView]
+    next_cursor: str | None
+
+
+class AuditView(msgspec.Struct, frozen=True, kw_only=True):
+    """Who did what to a job, and when (Unix seconds)."""
+
+    at: float
+    actor: str
+    act: str
+    detail: AuditDetail
+
+
+class JobEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /jobs/{id}/evidence``: what is known of a job, in one document.
+
+    Digests are SHA-256 in lower-case hex. ``effects`` has the newest ones, ``effects_omitted`` says how many others
+    there are. ``log_tail``: the end of the job's captured output. ``audit``: the newest entries, oldest first.
+    """
+
+    action_id: str
+    request_hash: str
+    config_digest: str
+    registry_digest: str
+    record: JobView
+    stop: StopEvidence | None
+    effects: list[EffectView]
+    effects_omitted: Count
+    log_tail: str
+    audit: list[AuditView]
 
 
 class Archived(msgspec.Struct, frozen=True, kw_only=True):

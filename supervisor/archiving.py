@@ -8,9 +8,11 @@ import time
 import msgspec
 
 from protocol import points
+from protocol.api import effect_view
 from protocol.errors import ActionRetained, ActionRunning, UnknownAction
 from protocol.states import TERMINAL
 from supervisor.journal import ArchiveFile, JobRecord, Journal
+from supervisor.journal.transactions import refuse_open_effects
 from supervisor.workspace import Workspace
 
 PAGE_EVENTS = 500
@@ -27,7 +29,7 @@ class Archiver:
         self._lock = asyncio.Lock()
 
     async def archive(self, action_id: str, *, actor: str) -> None:
-        """Archive a job. Raises UnknownAction, ActionRunning, ActionRetained, JournalUnavailable."""
+        """Archive a job. Raises UnknownAction, ActionRunning, ActionRetained, EffectsOpen, JournalUnavailable."""
         async with self._lock:
             record = await self._archivable(action_id)
             await asyncio.to_thread(self._file.append, await self._material(record, actor))
@@ -48,10 +50,11 @@ class Archiver:
                 action_id=action_id,
                 retry_after_s=int(left_s) + 1,
             )
+        refuse_open_effects(action_id, *await self._journal.effects.open_keys(record.row))
         return record
 
     async def _material(self, record: JobRecord, actor: str) -> list[bytes]:
-        """The archive line in pieces: who, when, the record, every event, the audit."""
+        """The archive line in pieces: who, when, the record, every event, effects, the audit."""
         head = msgspec.json.encode({"archived_at": time.time(), "archived_by": actor, "record": record})
         pieces = [head[:-1], b',"events":[']
         sequence = 0
@@ -67,4 +70,16 @@ class Archiver:
             {"at": entry.at, "actor": entry.actor, "act": entry.act, "detail": msgspec.Raw(entry.detail or b"null")}
             for entry in await self._journal.audit_of(record.action_id)
         ]
+        pieces += [b'],"effects":[', *await self._effects(record.row)]
         return [*pieces, b'],"audit":', msgspec.json.encode(audit), b"}"]
+
+    async def _effects(self, row: int) -> list[bytes]:
+        pieces: list[bytes] = []
+        before: int | None = None
+        while True:
+            page = await self._journal.effects.page(job=row, before=before)
+            for effect in page.records:
+                pieces += [b"," if pieces else b"", msgspec.json.encode(effect_view(effect))]
+            before = page.before
+            if before is None:
+                return pieces

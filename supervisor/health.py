@@ -40,6 +40,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     stop_method: str
     running: int
     queued: int
+    effects_unknown: int
     checks: dict[str, bool]
 
 
@@ -96,5 +97,6 @@ class HealthReport:
             stop_method=self._stop_method,
             running=self._jobs.running,
             queued=self._jobs.queued,
+            effects_unknown=means.journal.effects.unknown,
             checks=self.checks(),
         )

@@ -6,11 +6,12 @@ import asyncio
 import os
 import socket
 import time
+from collections.abc import Mapping
 
 import msgspec
 
 from protocol import frames
-from protocol.api import JobView, WorkerView
+from protocol.api import EffectCounts, JobView, WorkerView
 from protocol.states import Phase, Step, advance
 from supervisor.capture import Capture
 from supervisor.channel import Channel
@@ -88,21 +89,22 @@ class Job:
         """Move along the job's state table. Raises IllegalTransition."""
         self.phase = advance(self.phase, step)
 
-    def view(self) -> JobView:
-        """The record as it stands, with the live worker."""
+    def view(self, effects: Mapping[str, int] | None) -> JobView:
+        """The record as it stands, with the live worker. ``effects``: numbers by state, None without any."""
         worker = self.worker.view() if self.worker and self.phase is not Phase.DONE else None
-        return view_of(self.record, event_count=self.feed.count, phase=self.phase, worker=worker)
+        return view_of(self.record, effects, event_count=self.feed.count, phase=self.phase, worker=worker)
 
 
 def view_of(
     record: JobRecord,
+    effects: Mapping[str, int] | None,
     *,
     output: bytes | None = None,
     event_count: int | None = None,
     phase: Phase | None = None,
     worker: WorkerView | None = None,
 ) -> JobView:
-    """The public view of a record."""
+    """The public view of a record. ``effects``: numbers of its effects by state, None without any."""
     return JobView(
         action_id=record.action_id,
         crew_id=record.crew_id,
@@ -118,6 +120,7 @@ def view_of(
         ended_at=record.ended_at,
         worker=worker,
         stop=record.stop,
+        effects=EffectCounts(**(effects or {})),
     )
 
 

@@ -161,14 +161,15 @@ class Recovery:
     async def _record(self, job: Job, ending: Ending) -> None:
         while True:
             try:
-                job.record = await self._journal.finish(job.record.row, ending)
+                ended = await self._journal.finish(job.record.row, ending)
                 break
             except JournalUnavailable:
                 job.unrecorded.set()
                 await asyncio.sleep(RECORD_RETRY_S)
         points.reach("recovery.recorded")
+        job.record = ended.record
         job.phase = Phase.DONE
-        job.feed.publish([(Status.FAILED.value, ending.event_data)])
+        job.feed.publish([(Status.FAILED.value, ended.event_data)])
         job.feed.end()
         job.ended.set_result(Outcome(record=job.record, cause=None))
         log.warning("job_fenced", action_id=job.action_id, uncertain=ending.uncertain)
@@ -246,4 +247,5 @@ def _ending(item: Unfinished, evidence: StopEvidence) -> Ending:
         uncertain=uncertain,
         stop=evidence,
         detail="restart",
+        lost="supervisor_restarted",
     )

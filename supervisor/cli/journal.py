@@ -179,7 +179,7 @@ def _say_check(report: CheckReport, path: Path) -> None:
         who = f" (Action {finding.action_id})" if finding.action_id is not None else ""
         click.echo(f"{finding.code}{where}{who}: {finding.detail}")
     verdict = f"{len(report.findings)} findings" if report.findings else "sound"
-    held = f"{report.jobs} jobs, {report.events} events, {report.tombstones} tombstones"
+    held = f"{report.jobs} jobs, {report.events} events, {report.effects} effects, {report.tombstones} tombstones"
     click.echo(f"{path}: {verdict} ({held})")
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from protocol.errors import CrewError
@@ -16,8 +18,15 @@ from supervisor.config.table import CONFIG_VARIABLE
 EXIT_FAILED = 1
 #: Wrong usage, or a configuration that a server would refuse.
 EXIT_USAGE = 2
-#: Another process owns what the command needs.
+#: There is no such thing.
+EXIT_NOT_FOUND = 3
+#: Another process owns what the command needs, or it is no more what the command was about.
 EXIT_CONFLICT = 4
+#: The server does not answer.
+EXIT_UNREACHABLE = 6
+
+#: No line of a table is longer, in characters.
+WIDEST = 100_000
 
 config_option = click.option(
     "--config",
@@ -25,6 +34,13 @@ config_option = click.option(
     type=click.Path(path_type=Path),
     help=f"TOML file with the settings; else the one that {CONFIG_VARIABLE} names.",
 )
+
+
+def print_table(table: Table) -> None:
+    """Print a table whose cells are never cut nor wrapped, however narrow the window: ids must stay whole."""
+    console = Console()
+    measured = Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
+    Console(width=max(console.width, measured)).print(table)
 
 
 def say_refusal(what: str, error: CrewError, *, as_json: bool = False) -> None:

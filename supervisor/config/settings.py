@@ -9,13 +9,15 @@ import msgspec
 
 from protocol import canonical, frames
 from protocol.api import DEFAULT_TIMEOUT_MS
+from protocol.effects import ToolPolicy
 from protocol.operations import Operation
 
 
 class CrewSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one crew has differently; None means the supervisor's own setting, or no limit.
 
-    ``environment`` is set in the crew's workers. Its values may be secrets: they are never shown.
+    ``environment`` is set in the crew's workers. Its values may be secrets: they are never shown. ``effects``: how
+    tools are guarded, by their names.
     """
 
     grace_s: float | None = None
@@ -29,6 +31,7 @@ class CrewSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_bytes: int | None = None
     timeout_ms: int | None = None
     environment: dict[str, str] = msgspec.field(default_factory=dict)
+    effects: dict[str, ToolPolicy] = msgspec.field(default_factory=dict)
 
     @property
     def limits(self) -> frames.Limits:
@@ -43,8 +46,9 @@ class CrewSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def public(self) -> dict[str, Any]:
         """JSON view: of the environment, only the names."""
-        shown = {name: getattr(self, name) for name in self.__struct_fields__ if name != "environment"}
-        return {**shown, "environment": sorted(self.environment)}
+        shown = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("environment", "effects")}
+        policies: dict[str, Any] = msgspec.to_builtins(dict(sorted(self.effects.items())))
+        return {**shown, "environment": sorted(self.environment), "effects": policies}
 
     def __repr__(self) -> str:
         return f"CrewSettings({self.public()!r})"
@@ -109,6 +113,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes: int = 1_048_576
     #: Jobs that may wait for a slot; by default as many as are retained.
     max_queue: int = 2000
+    #: Claims of effects that a job may have granted.
+    max_effects_per_run: int = 10_000
     default_timeout_ms: int = DEFAULT_TIMEOUT_MS
     #: A job cannot be archived before it has ended for this long.
     min_retention_s: float = 0.0

@@ -20,6 +20,7 @@ from supervisor.config.kinds import (
     Text,
     Variables,
 )
+from supervisor.config.tools import ToolPolicies
 
 #: Names the configuration file where no ``--config`` is given.
 CONFIG_VARIABLE = "CREW_SUPERVISOR_CONFIG"
@@ -89,6 +90,7 @@ SETTINGS: tuple[Setting, ...] = (
     _ours("standby", Integer(0, 64)),
     _ours("log_bytes", Integer(4096, 1024 * MIB)),
     _ours("max_queue", Integer(0, 10_000_000)),
+    _ours("max_effects_per_run", Integer(1, 1_000_000)),
     _ours("default_timeout_ms", Integer(1, MAX_TIMEOUT_MS)),
     _ours("min_retention_s", Number(0, 10 * 366 * 86_400)),
 )
@@ -112,4 +114,5 @@ CREW_SETTINGS: tuple[Setting, ...] = (
     Setting("log_bytes", None, Integer(4096, 1024 * MIB)),
     Setting("timeout_ms", None, Integer(1, MAX_TIMEOUT_MS)),
     Setting("environment", None, Variables()),
+    Setting("effects", None, ToolPolicies()),
 )

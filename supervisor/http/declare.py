@@ -62,7 +62,7 @@ class Answer(NamedTuple):
 
 
 class Route(NamedTuple):
-    """One line of the table. ``handler`` is a method of Handlers; ``errors`` leaves out what ``all_errors`` adds."""
+    """One line of the table. ``handler`` is a group's method; ``errors`` leaves out what ``all_errors`` adds."""
 
     method: str
     path: str

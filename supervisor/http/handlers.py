@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 from aiohttp import web
 
-from protocol.api import Archived, CancelRequest, EventSlice, EventView, JobList, JobView, convert
+from protocol.api import Archived, CancelRequest, EventSlice, EventView, JobList, convert
 from protocol.errors import (
     ActionCancelled,
     ActionFailed,
@@ -24,27 +24,25 @@ from supervisor.archiving import Archiver
 from supervisor.health import HealthReport, Probe
 from supervisor.http import sse
 from supervisor.http.edge import REPLAYED, json_response, read_json
+from supervisor.http.ground import Ground
 from supervisor.http.prefer import APPLIED_HEADER, preferences
-from supervisor.http.query import encode_cursor, read_query
+from supervisor.http.query import JOB, encode_cursor, read_query
 from supervisor.http.start import Start, actor, read_start
 from supervisor.job import Job, view_of
 from supervisor.jobs import Jobs
-from supervisor.journal import Admission, JobRecord, Journal
+from supervisor.journal import Admission, JobRecord
 from supervisor.run.ending import TimedOut
 from supervisor.run.means import Means
 
 CONFIRMATION_HEADER = "X-AIP-Archive-Confirmation"
-#: Names the crew that a reader means; records of other crews are unknown to it then.
-CREW_HEADER = "X-AIP-Crew-ID"
 SLICE_BYTES = 8 << 20
 
 
-class Handlers:
+class Handlers(Ground):
     """The handlers and what they work with; ``routes`` has the table that leads to them."""
 
     def __init__(self, means: Means, jobs: Jobs, health: HealthReport, openapi: bytes) -> None:
-        self._means = means
-        self._jobs = jobs
+        super().__init__(means, jobs)
         self._health = health
         self._openapi = openapi
         self._archiver = Archiver(
@@ -52,10 +50,6 @@ class Handlers:
         )
         self._streams: set[asyncio.Task[object]] = set()
         self._asking: set[asyncio.Future[JobRecord]] = set()
-
-    @property
-    def _journal(self) -> Journal:
-        return self._means.journal
 
     def close_streams(self) -> None:
         """Cut the readers that are still there, for the end of the supervisor."""
@@ -117,7 +111,8 @@ class Handlers:
             return await self._answer(admission.record, waited=False)
         if preferences(request).respond_async:
             headers = {"Location": f"/jobs/{start.new.action_id}", APPLIED_HEADER: "respond-async"}
-            return json_response(job.view(), status=202, headers=headers)
+            view = job.view(None) if admission.fresh else await self._view(admission.record, job)
+            return json_response(view, status=202, headers=headers)
         outcome = await self._jobs.wait(job)
         return await self._answer(outcome.record, waited=True, timed_out=isinstance(outcome.cause, TimedOut))
 
@@ -157,29 +152,6 @@ class Handlers:
 
     # --- one job -------------------------------------------------------------------------------------------------
 
-    async def _find(self, action_id: str) -> tuple[JobRecord, Job | None]:
-        job = self._jobs.get(action_id)
-        if job is not None and not job.ended.done():
-            return job.record, job
-        record = await self._journal.get(action_id)
-        if record is None:
-            raise _unknown(action_id)
-        return record, None
-
-    async def _read(self, request: web.Request) -> tuple[JobRecord, Job | None]:
-        """The job of the path, if it is of the crew that the caller names, where it names one."""
-        action_id = request.match_info["action_id"]
-        record, job = await self._find(action_id)
-        if request.headers.get(CREW_HEADER, record.crew_id) != record.crew_id:
-            raise _unknown(action_id)
-        return record, job
-
-    async def _view(self, record: JobRecord, job: Job | None) -> JobView:
-        if job is not None:
-            return job.view()
-        output = await self._journal.output(record.row) if record.status is Status.COMPLETED else None
-        return view_of(record, output=output)
-
     async def list(self, request: web.Request) -> web.StreamResponse:
         """Jobs, newest first, a page at a time."""
         query = read_query(request)
@@ -190,12 +162,13 @@ class Handlers:
             before=query.before,
             limit=query.limit,
         )
+        counts = await self._journal.effects.counts([record.row for record in page.records])
         views = []
         for record in page.records:
-            job = self._jobs.get(record.action_id)
-            views.append(job.view() if job is not None and record.status is Status.RUNNING else view_of(record))
-        cursor = None if page.before is None else encode_cursor(page.before)
-        return json_response(JobList(jobs=views, next_cursor=cursor))
+            job, effects = self._jobs.get(record.action_id), counts.get(record.row)
+            live = job is not None and record.status is Status.RUNNING
+            views.append(job.view(effects) if job is not None and live else view_of(record, effects))
+        return json_response(JobList(jobs=views, next_cursor=encode_cursor(JOB, page.before)))
 
     async def show(self, request: web.Request) -> web.StreamResponse:
         """The record of a job."""
@@ -251,7 +224,7 @@ class Handlers:
             if wait_s is None:
                 raise
         headers = {"Location": f"/jobs/{body.action_id}", APPLIED_HEADER: f"wait={wait_s:g}"}
-        return json_response(job.view(), status=202, headers=headers)
+        return json_response(await self._view(job.record, job), status=202, headers=headers)
 
     def _asked(self, asking: asyncio.Future[JobRecord]) -> None:
         self._asking.discard(asking)
@@ -265,10 +238,6 @@ class Handlers:
             raise ConfirmationMissing(f"{CONFIRMATION_HEADER} must repeat the Action id", action_id=action_id)
         await self._archiver.archive(action_id, actor=actor(request))
         return json_response(Archived(archived=True, action_id=action_id))
-
-
-def _unknown(action_id: str) -> UnknownAction:
-    return UnknownAction(f"no retained job has Action id {action_id}", action_id=action_id)
 
 
 def _cursor_after(request: web.Request, count: int, action_id: str) -> int:

@@ -1,22 +1,30 @@
-"""The query of ``GET /jobs``: filters, page size, opaque cursor."""
+"""The queries of lists: filters, page size, opaque cursor."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Collection
+from enum import StrEnum
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
 from protocol.errors import InputInvalid
-from protocol.states import Status
+from protocol.states import EffectState, Status
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 500
-PARAMETERS = frozenset({"status", "crew_id", "operation", "cursor", "limit"})
+JOB_PARAMETERS = frozenset({"status", "crew_id", "operation", "cursor", "limit"})
+EFFECT_PARAMETERS = frozenset({"state", "crew_id", "cursor", "limit"})
+PAGE_PARAMETERS = frozenset({"cursor", "limit"})
+#: What a cursor counts.
+JOB, EFFECT = "row", "effect"
+E = TypeVar("E", bound=StrEnum)
 
 
-class Query(msgspec.Struct, frozen=True, kw_only=True):
+class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What to list; ``before`` is the row that the page stays below."""
 
     status: Status | None
@@ -26,44 +34,73 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
 
 
-def read_query(request: web.Request) -> Query:
-    """Read the parameters; the last of a repeated one counts. Raises InputInvalid."""
-    values = {name: request.query.getall(name)[-1] for name in request.query}
-    unknown = sorted(values.keys() - PARAMETERS)
-    if unknown:
-        known = ", ".join(sorted(PARAMETERS))
-        raise InputInvalid(f"unknown query parameters {', '.join(unknown)[:200]}; there are {known}")
-    return Query(
-        status=_status(values.get("status")),
+class EffectQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """What to list; ``before`` is the number that the page stays below."""
+
+    state: EffectState | None
+    crew_id: str | None
+    before: int | None
+    limit: int
+
+
+def read_query(request: web.Request) -> JobQuery:
+    """Read the parameters of ``GET /jobs``; the last of a repeated one counts. Raises InputInvalid."""
+    values = _values(request, JOB_PARAMETERS)
+    return JobQuery(
+        status=_one_of(Status, "status", values.get("status")),
         crew_id=values.get("crew_id"),
         operation=values.get("operation"),
-        before=None if "cursor" not in values else _decode_cursor(values["cursor"]),
+        before=_decode_cursor(JOB, values.get("cursor")),
         limit=_limit(values.get("limit")),
     )
 
 
-def encode_cursor(before: int) -> str:
-    """The opaque form of a row."""
-    return base64.urlsafe_b64encode(b"row:%d" % before).decode("ascii").rstrip("=")
+def read_effect_query(request: web.Request, *, of_job: bool = False) -> EffectQuery:
+    """The same for lists of effects; those of one job have no filters. Raises InputInvalid."""
+    values = _values(request, PAGE_PARAMETERS if of_job else EFFECT_PARAMETERS)
+    return EffectQuery(
+        state=_one_of(EffectState, "state", values.get("state")),
+        crew_id=values.get("crew_id"),
+        before=_decode_cursor(EFFECT, values.get("cursor")),
+        limit=_limit(values.get("limit")),
+    )
 
 
-def _decode_cursor(text: str) -> int:
-    try:
-        kind, _, row = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode("ascii").partition(":")
-    except (binascii.Error, ValueError):
-        kind, row = "", ""
-    if kind != "row" or not row.isdigit() or len(row) > 18:
-        raise InputInvalid(f"cursor {text[:60]!r} is not one that this server gave")
-    return int(row)
+def _values(request: web.Request, known: Collection[str]) -> dict[str, str]:
+    values = {name: request.query.getall(name)[-1] for name in request.query}
+    unknown = sorted(values.keys() - known)
+    if unknown:
+        there = ", ".join(sorted(known))
+        raise InputInvalid(f"unknown query parameters {', '.join(unknown)[:200]}; there are {there}")
+    return values
 
 
-def _status(text: str | None) -> Status | None:
+def encode_cursor(kind: str, before: int | None) -> str | None:
+    """The opaque form of a number, None for none."""
+    if before is None:
+        return None
+    return base64.urlsafe_b64encode(f"{kind}:{before}".encode("ascii")).decode("ascii").rstrip("=")
+
+
+def _decode_cursor(kind: str, text: str | None) -> int | None:
     if text is None:
         return None
     try:
-        return Status(text)
+        found, _, number = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode("ascii").partition(":")
+    except (binascii.Error, ValueError):
+        found, number = "", ""
+    if found != kind or not number.isdigit() or len(number) > 18:
+        raise InputInvalid(f"cursor {text[:60]!r} is not one that this list gave")
+    return int(number)
+
+
+def _one_of(kind: type[E], name: str, text: str | None) -> E | None:
+    if text is None:
+        return None
+    try:
+        return kind(text)
     except ValueError:
-        raise InputInvalid(f"status {text[:60]!r} is not one of {', '.join(Status)}") from None
+        raise InputInvalid(f"{name} {text[:60]!r} is not one of {', '.join(kind)}") from None
 
 
 def _limit(text: str | None) -> int:

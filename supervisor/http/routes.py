@@ -14,10 +14,15 @@ from protocol.api import (
     Archived,
     CancelRequest,
     CrewId,
+    EffectList,
+    EffectView,
     EventSlice,
+    JobEvidence,
     JobList,
     JobView,
+    KeyId,
     Output,
+    ReconcileRequest,
     StartRequest,
     StreamEvent,
 )
@@ -32,6 +37,12 @@ from protocol.errors import (
     ActionTimedOut,
     ConfirmationMissing,
     CursorInvalid,
+    EffectChanged,
+    EffectMalformed,
+    EffectNotFound,
+    EffectNotOpen,
+    EffectsOpen,
+    IfMatchMissing,
     InputInvalid,
     JournalFull,
     KeyInvalid,
@@ -44,7 +55,7 @@ from protocol.errors import (
     UnknownCrew,
 )
 from protocol.operations import Operation
-from protocol.states import Status
+from protocol.states import EffectState, Status
 from supervisor.health import VERSION, Health, HealthReport, Probe
 from supervisor.http import openapi
 from supervisor.http.declare import (
@@ -63,14 +74,18 @@ from supervisor.http.declare import (
     Answer,
     Document,
     Errors,
+    Header,
     Parameter,
     Route,
 )
 from supervisor.http.edge import Edge, finish_headers, keep_garbage_quiet, unrouted
-from supervisor.http.handlers import CONFIRMATION_HEADER, CREW_HEADER, Handlers
+from supervisor.http.effects import EffectHandlers
+from supervisor.http.ground import CREW_HEADER, Ground
+from supervisor.http.handlers import CONFIRMATION_HEADER, Handlers
 from supervisor.http.query import DEFAULT_LIMIT, MAX_LIMIT
 from supervisor.jobs import Jobs
 from supervisor.journal import RowQuarantined
+from supervisor.journal.effects import EffectQuarantined
 from supervisor.run.means import Means
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT)]
@@ -80,6 +95,7 @@ ADMISSION: Errors = (
     KeyInvalid, OperationDisabled, UnknownCrew, ActionConflict, ActionArchived, KeyMissing, NotAccepting, JournalFull,
     RowQuarantined, *JOURNAL,
 )  # fmt: skip
+EFFECT: Errors = (EffectNotFound, EffectQuarantined, *JOURNAL)
 #: How an Action ends that has no output, for a caller that waits and for exact repeats.
 ENDINGS: Errors = (ActionCancelled, ActionFailed, StopUnconfirmed, ActionTimedOut)
 
@@ -94,13 +110,26 @@ STREAM = Answer(
 FOLLOWED = Answer(200, "With `Accept: text/event-stream`: the same as server-sent events.", StreamEvent, EVENT_STREAM)
 PROVED = Answer(200, "The terminal record: the stop is proved, or the job had ended before.", JobView)
 STOPPING = Answer(202, "`wait=N` has passed without a proof; the stop goes on.", JobView, headers=(LOCATION, APPLIED))
+PAGE = (
+    Parameter("cursor", "query", str, "`next_cursor` of the page before."),
+    Parameter("limit", "query", Limit, f"Entries on a page; {DEFAULT_LIMIT} unless said."),
+)
 FILTERS = (
     Parameter("status", "query", Status, "Jobs of this status only."),
     Parameter("crew_id", "query", CrewId, "Jobs of this crew only."),
     Parameter("operation", "query", Operation, "Jobs of this operation only."),
-    Parameter("cursor", "query", str, "`next_cursor` of the page before."),
-    Parameter("limit", "query", Limit, f"Jobs on a page; {DEFAULT_LIMIT} unless said."),
+    *PAGE,
 )
+EFFECT_FILTERS = (
+    Parameter("state", "query", EffectState, "Effects in this state only."),
+    Parameter("crew_id", "query", CrewId, "Effects of this crew only."),
+    *PAGE,
+)
+KEY_ID = Parameter("key_id", "path", KeyId, "The effect's key id.", required=True)
+IF_MATCH = Parameter("If-Match", "header", str, "The ETag of the effect as it was looked at.", required=True)
+ETAG = Header("ETag", str, "The effect's version in quotes.", required=True)
+THE_EFFECT = Answer(200, "The effect.", EffectView, headers=(ETAG,))
+EFFECTS = Answer(200, "A page of them.", EffectList)
 CONFIRMATION = Parameter(CONFIRMATION_HEADER, "header", str, "The Action's id once more.", required=True)
 CREW = Parameter(CREW_HEADER, "header", str, "The crew that the reader means; another crew's record is unknown then.")
 
@@ -149,8 +178,27 @@ TABLE: tuple[Route, ...] = (
     ),
     Route(
         "DELETE", "/jobs/{action_id}", Handlers.archive, "Archive a finished job; a tombstone stays",
-        (Answer(200, "Archived.", Archived),), (*RECORD, ConfirmationMissing, ActionRunning, ActionRetained),
-        (ACTION, CONFIRMATION),
+        (Answer(200, "Archived.", Archived),),
+        (*RECORD, ConfirmationMissing, ActionRunning, ActionRetained, EffectsOpen), (ACTION, CONFIRMATION),
+    ),
+    Route(
+        "GET", "/jobs/{action_id}/effects", EffectHandlers.job_effects, "The effects that a job claimed, newest first",
+        (EFFECTS,), (*RECORD, InputInvalid), (ACTION, CREW, *PAGE),
+    ),
+    Route(
+        "GET", "/jobs/{action_id}/evidence", EffectHandlers.evidence, "What is known of a job, in one document",
+        (Answer(200, "The document.", JobEvidence),), RECORD, (ACTION, CREW),
+    ),
+    Route(
+        "GET", "/effects", EffectHandlers.list_effects, "Effects of all jobs, archived ones too, newest first",
+        (EFFECTS,), (InputInvalid, *JOURNAL), EFFECT_FILTERS,
+    ),
+    Route("GET", "/effects/{key_id}", EffectHandlers.show_effect, "One effect", (THE_EFFECT,), EFFECT, (KEY_ID,)),
+    Route(
+        "POST", "/effects/{key_id}/reconcile", EffectHandlers.reconcile_effect,
+        "Record what was found out about an unknown outcome",
+        (THE_EFFECT,), (*EFFECT, IfMatchMissing, EffectChanged, EffectNotOpen, EffectMalformed), (KEY_ID, IF_MATCH),
+        ReconcileRequest,
     ),
 )  # fmt: skip
 
@@ -160,6 +208,7 @@ class Routes:
 
     def __init__(self, means: Means, jobs: Jobs, health: HealthReport) -> None:
         self._handlers = Handlers(means, jobs, health, openapi.document(TABLE, version=VERSION))
+        self._groups: tuple[Ground, ...] = (self._handlers, EffectHandlers(means, jobs))
 
     @staticmethod
     def table() -> tuple[Route, ...]:
@@ -172,7 +221,9 @@ class Routes:
         app.on_response_prepare.append(finish_headers)
         logging.getLogger("aiohttp.server").addFilter(keep_garbage_quiet)
         for route in self.table():
-            handler = MethodType(route.handler, self._handlers)
+            name = route.handler.__name__
+            group = next(group for group in self._groups if getattr(type(group), name, None) is route.handler)
+            handler = MethodType(route.handler, group)
             app.router.add_route(route.method, route.path, handler, expect_handler=edge.expect)
         # The router's own answer to an unknown path would ask for the body of a caller without credentials.
         rows = list(app.router.resources())

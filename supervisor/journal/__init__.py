@@ -3,10 +3,12 @@
 from supervisor.journal.archive_file import ArchiveFile
 from supervisor.journal.files import RESERVE_BYTES
 from supervisor.journal.journal import Journal
+from supervisor.journal.ledger import Ledger, Owner
 from supervisor.journal.opening import open_journal
 from supervisor.journal.records import (
     Admission,
     AuditEntry,
+    Ended,
     Ending,
     Item,
     JobPage,
@@ -24,12 +26,15 @@ __all__ = [
     "Admission",
     "ArchiveFile",
     "AuditEntry",
+    "Ended",
     "Ending",
     "Item",
     "JobPage",
     "JobRecord",
     "Journal",
+    "Ledger",
     "NewJob",
+    "Owner",
     "Quarantined",
     "RESERVE_BYTES",
     "RowQuarantined",

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.states import TERMINAL, Status
-from supervisor.journal import queries
+from protocol import canonical, effects
+from protocol.errors import BadJson, CrewError
+from protocol.states import TERMINAL, EffectState, Status
+from supervisor.journal import effects as effects_table
+from supervisor.journal import queries, schema
 from supervisor.journal.importing import IMPORTER
 from supervisor.journal.reading import reading
 from supervisor.journal.records import JOB_COLUMNS, RowQuarantined, job_of
@@ -34,6 +37,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
     events: int
     tombstones: int
+    effects: int
     findings: tuple[Finding, ...]
 
 
@@ -50,6 +54,7 @@ def check_journal(path: Path) -> CheckReport:
             jobs=_count(connection, "jobs"),
             events=_count(connection, "events"),
             tombstones=_count(connection, "tombstones"),
+            effects=_count(connection, "effects") if _has_effects(connection) else 0,
             findings=tuple(findings),
         )
 
@@ -137,4 +142,37 @@ def _tombstones(connection: sqlite3.Connection) -> Iterator[Finding]:
         yield Finding(code="archived_and_retained", detail="it has a tombstone too", row=row, action_id=action_id)
 
 
-_CHECKS: tuple[Check, ...] = (_quarantined, _event_counts, _endings, _data, _orphans, _tombstones)
+def _has_effects(connection: sqlite3.Connection) -> bool:
+    return schema.version_of(connection) >= schema.EFFECTS_VERSION
+
+
+def _effects(connection: sqlite3.Connection) -> Iterator[Finding]:
+    """Every effect can be read, is what its preimage says, and is not claimed by a job that has ended."""
+    if not _has_effects(connection):
+        return
+    columns = ", ".join(effects.FIELDS)
+    for values in connection.execute(f"SELECT {columns} FROM effects ORDER BY rowid"):
+        try:
+            _check_effect(effects_table.record_of(values))
+        except CrewError as error:
+            job = values[effects.FIELDS.index("job")]
+            yield Finding(code="effect_unreadable", detail=error.detail, row=job if isinstance(job, int) else None)
+    stale = connection.execute(
+        f"""SELECT key_id, row, jobs.action_id FROM effects JOIN jobs ON row = job
+            WHERE state = '{EffectState.CLAIMED.value}' AND status IN ({_ENDINGS}) ORDER BY row"""
+    )
+    for key_id, row, action_id in stale:
+        detail = f"effect {key_id} is claimed, but the job has ended"
+        yield Finding(code="effect_left_claimed", detail=detail, row=row, action_id=action_id)
+
+
+def _check_effect(record: effects.EffectRecord) -> None:
+    """Raises CrewError."""
+    key = effects.parse_preimage(record.preimage)
+    if (key.scope, key.scope_id, key.tool) != (record.scope, record.scope_id, record.tool):
+        raise BadJson(f"effect {record.key_id} has a scope or tool that its preimage does not have")
+    if record.receipt is not None:
+        canonical.parse(record.receipt)
+
+
+_CHECKS: tuple[Check, ...] = (_quarantined, _event_counts, _endings, _data, _orphans, _tombstones, _effects)

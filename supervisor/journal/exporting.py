@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 
 from protocol import canonical
+from protocol.api import EffectView, effect_view
+from protocol.effects import FIELDS
 from protocol.states import TERMINAL, Status
-from supervisor.journal import queries, schema
+from supervisor.journal import effects, queries, schema
 from supervisor.journal.files import beside, sync_directory
 from supervisor.journal.reading import CommandRefused, reading
 from supervisor.journal.records import (
@@ -159,8 +161,7 @@ def _refuse_own_files(path: Path, target: Path) -> None:
 
 
 def _stored(connection: sqlite3.Connection) -> Iterator[_Stored]:
-    found = connection.execute("PRAGMA user_version").fetchone()[0]
-    column = "output" if found >= schema.OUTPUT_VERSION else "NULL"
+    column = "output" if schema.version_of(connection) >= schema.OUTPUT_VERSION else "NULL"
     rows = connection.execute(f"SELECT {JOB_COLUMNS}, {column} FROM jobs ORDER BY row")
     for *values, imported in rows:
         row, why = values[0], ""
@@ -202,7 +203,19 @@ def _line(connection: sqlite3.Connection, job: _Stored) -> dict[str, Any]:
         "workers": [dict(zip(WORKER_FIELDS, values, strict=True)) for values in workers],
         "tasks": [task_id for (task_id,) in tasks],
         "audit": [_entry(entry) for entry in audit],
+        "effects": list(_effects(connection, row)),
     }
+
+
+def _effects(connection: sqlite3.Connection, row: int) -> Iterator[dict[str, Any] | EffectView]:
+    """What the job claimed last; one that cannot be read by its key alone."""
+    if schema.version_of(connection) < schema.EFFECTS_VERSION:
+        return
+    for values in connection.execute(f"SELECT {', '.join(FIELDS)} FROM effects WHERE job = ? ORDER BY rowid", (row,)):
+        try:
+            yield effect_view(effects.record_of(values))
+        except effects.EffectQuarantined as error:
+            yield {"key_id": str(values[0]), "quarantined": error.detail}
 
 
 def _odd_fields(job: _Stored) -> dict[str, Any]:

@@ -16,10 +16,12 @@ from protocol.errors import JournalUnavailable
 from protocol.states import Status
 from supervisor.journal import queries, transactions
 from supervisor.journal.files import Lock
+from supervisor.journal.ledger import Ledger
 from supervisor.journal.readers import Readers
 from supervisor.journal.records import (
     Admission,
     AuditEntry,
+    Ended,
     Ending,
     Item,
     JobPage,
@@ -77,6 +79,8 @@ class Journal:
         self._writer = writer
         self._readers = readers
         self._tally = tally
+        #: What is known of effects.
+        self.effects = Ledger(self, tally)
         self._closing = threading.Lock()
 
     @property
@@ -87,14 +91,23 @@ class Journal:
     @property
     def retained(self) -> int:
         """Number of jobs kept, running ones included."""
-        return self._tally.committed
+        return self._tally.committed.jobs
 
     async def write(self, op: Op[T], terminal: bool = False) -> T:
         """Run ``op`` in the writer's next transaction and return its value after the commit.
 
         Raises JournalUnavailable, and what ``op`` raises; a constraint or statement error of ``op`` fails only ``op``.
         """
-        return await self._writer.submit(op, terminal=terminal)
+        return await self.submit(op, terminal=terminal)
+
+    def submit(self, op: Op[T], *, terminal: bool = False) -> asyncio.Future[T]:
+        """``write`` without waiting: everything goes into the writer's transactions in the order of these calls."""
+        try:
+            return self._writer.submit(op, terminal=terminal)
+        except JournalUnavailable as error:
+            refused: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+            refused.set_exception(error)
+            return refused
 
     async def read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
         """Run ``fn``, which leaves no cursor open, on a reading connection in a thread. Raises JournalUnavailable."""
@@ -178,17 +191,17 @@ class Journal:
         """Replace the evidence of a stop that goes on. *Terminal.* Raises IllegalTransition unless it is stopping."""
         return await self.write(lambda connection: transactions.update_stop(connection, row, stop), terminal=True)
 
-    async def finish(self, row: int, ending: Ending) -> JobRecord:
-        """Write the terminal record, once and for all. *Terminal.*
+    async def finish(self, row: int, ending: Ending) -> Ended:
+        """Write the terminal record, once and for all; what is still claimed becomes unknown with it. *Terminal.*
 
         Raises IllegalTransition if there is one already or ``ending.first_seq`` is not the event count; UnknownAction.
         """
-        return await self.write(lambda connection: transactions.finish(connection, row, ending), terminal=True)
+        return await self.write(partial(transactions.finish, row=row, ending=ending, tally=self._tally), terminal=True)
 
     async def archive(self, action_id: str, *, actor: str, at: float | None = None) -> int:
         """Replace an ended job by a tombstone. Returns the row it had. *Terminal.*
 
-        Raises UnknownAction, ActionRunning, RowQuarantined.
+        Raises UnknownAction, ActionRunning, EffectsOpen, RowQuarantined.
         """
         when = time.time() if at is None else at
         op = partial(transactions.archive, action_id=action_id, actor=actor, at=when, tally=self._tally)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from protocol import points
 from protocol.errors import StartError
-from supervisor.journal import queries, schema
+from supervisor.journal import effects, queries, schema
 from supervisor.journal.files import (
     RESERVE_BYTES,
     JournalOwned,
@@ -148,14 +149,21 @@ def _refuse_living_owner(owner: Identity | None, path: Path) -> None:
 
 
 def _take_over(connection: sqlite3.Connection) -> tuple[str, int]:
-    """Record us as the owner of a new epoch. Returns instance id and epoch."""
+    """Record us as the owner of a new epoch, and what earlier ones left claimed as unknown.
+
+    Returns instance id and epoch.
+    """
     connection.execute("BEGIN IMMEDIATE")
     instance_id = _meta(connection, "instance_id") or uuid.uuid4().hex
     epoch = int(_meta(connection, "epoch") or 0) + 1
     owner = msgspec.json.encode(identify(os.getpid())).decode()
     for key, value in (("instance_id", instance_id), ("epoch", str(epoch)), ("owner", owner)):
         connection.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (key, value))
+    points.write("journal.take_over")
+    lost = effects.lose_claimed(connection, None, effects.RESTARTED, tally=Tally())
     connection.execute("COMMIT")
+    if lost:
+        _LOG.warning("effect_unknown", count=lost, reason=effects.RESTARTED)
     return instance_id, epoch
 
 

@@ -118,6 +118,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
     ``first_seq``: sequence of the first of ``pending``, or of the terminal event when nothing is pending.
     ``event_data``: data of the terminal event, which is named after ``status``. ``task_ids``: what can be replayed.
+    ``lost``: why what is still claimed becomes unknown; ``lost_keys`` has other reasons by key id.
     """
 
     status: Status
@@ -130,10 +131,24 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     task_ids: tuple[str, ...] = ()
     actor: str = "supervisor"
     detail: str = ""
+    lost: str = "job_ended"
+    lost_keys: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         if self.status not in TERMINAL:
             raise ValueError(f"{self.status.value} ends nothing")
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """A terminal record as it was written.
+
+    ``event_data``: the terminal event's, with the counts of the job's effects where it failed or was cancelled.
+    ``lost``: number of effects that became unknown with it.
+    """
+
+    record: JobRecord
+    event_data: bytes
+    lost: int
 
 
 class StoredEvent(msgspec.Struct, frozen=True):

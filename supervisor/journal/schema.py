@@ -67,9 +67,25 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     # An imported record's output where it is not the data of the last event; NULL for every job of our own.
     ("ALTER TABLE jobs ADD COLUMN output BLOB",),
+    (
+        # Pages are in the order of the first claim, which is that of rowid: no row is ever removed.
+        """CREATE TABLE effects(
+            key_id TEXT PRIMARY KEY NOT NULL, preimage BLOB NOT NULL, scope TEXT NOT NULL, scope_id TEXT NOT NULL,
+            tool TEXT NOT NULL, policy TEXT NOT NULL, args_hash TEXT NOT NULL, state TEXT NOT NULL,
+            version INTEGER NOT NULL, epoch INTEGER NOT NULL, attempt INTEGER NOT NULL, action_id TEXT NOT NULL,
+            crew_id TEXT NOT NULL, job INTEGER, claimed_at REAL NOT NULL, settled_at REAL, delivered_at REAL,
+            receipt BLOB, replays INTEGER NOT NULL, reason TEXT NOT NULL, actor TEXT NOT NULL, decision TEXT NOT NULL,
+            evidence TEXT NOT NULL)""",
+        # Covers the counts of a job's page and its open effects.
+        "CREATE INDEX effects_job ON effects(job, state)",
+        "CREATE INDEX effects_state ON effects(state)",
+        "CREATE INDEX effects_crew ON effects(crew_id)",
+    ),
 )
 #: The first version whose table jobs has the column output.
 OUTPUT_VERSION = 2
+#: The first version with the table effects.
+EFFECTS_VERSION = 3
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -185,6 +201,11 @@ def _keep_copy(connection: sqlite3.Connection, path: Path) -> None:
         os.close(fd)
     os.replace(unfinished, path)
     sync_directory(path.parent)
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """The schema version of an open journal."""
+    return _pragma(connection, "user_version")
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from protocol import points
+from protocol import canonical, points
 from protocol.api import StopEvidence
-from protocol.errors import ActionRunning, IllegalTransition, JournalFull, UnknownAction
+from protocol.errors import ActionRunning, EffectsOpen, IllegalTransition, JournalFull, UnknownAction
 from protocol.states import Phase, Status, Step, advance
-from supervisor.journal import queries
+from supervisor.journal import effects, queries
 from supervisor.journal.records import (
     WORKER_COLUMNS,
     WORKER_FIELDS,
     Admission,
     AuditEntry,
+    Ended,
     Ending,
     Item,
     JobRecord,
@@ -49,9 +50,9 @@ def admit(connection: sqlite3.Connection, job: NewJob, *, tally: Tally, retained
     record = queries.fence(connection, job)
     if record is not None:
         return Admission(record, fresh=False)
-    if tally.working >= retained_limit:
+    if tally.working.jobs >= retained_limit:
         raise JournalFull(
-            f"the journal retains {tally.working} jobs, the limit is {retained_limit}; archive some",
+            f"the journal retains {tally.working.jobs} jobs, the limit is {retained_limit}; archive some",
             action_id=job.action_id,
             retry_after_s=60,
         )
@@ -59,7 +60,7 @@ def admit(connection: sqlite3.Connection, job: NewJob, *, tally: Tally, retained
     row = connection.execute(_INSERT_JOB, [values[name] for name in _NEW_JOB_FIELDS]).lastrowid
     assert row is not None
     points.write("journal.admit")
-    tally.working += 1
+    tally.working.jobs += 1
     audit(connection, AuditEntry(at=job.admitted_at, action_id=job.action_id, actor=job.client, act="admitted"))
     record = JobRecord(
         **values,
@@ -150,11 +151,13 @@ def _stopping(record: JobRecord) -> Phase:
     return record.phase if record.phase is Phase.STOPPING else advance(record.phase, Step.ENDING_DECIDED)
 
 
-def finish(connection: sqlite3.Connection, row: int, ending: Ending) -> JobRecord:
-    """Write the terminal record with its events, stop evidence, task ids and audit. It never changes again."""
+def finish(connection: sqlite3.Connection, row: int, *, ending: Ending, tally: Tally) -> Ended:
+    """Write the terminal record with its events, stop evidence, effects, task ids and audit. It never changes again."""
     record = queries.job_by_row(connection, row)
     phase = advance(_stopping(record), Step.ENDING_RECORDED)
-    items = [*ending.pending, (ending.status.value, ending.event_data)]
+    lost = effects.lose_claimed(connection, row, ending.lost, reasons=ending.lost_keys, tally=tally)
+    data = _with_effects(connection, row, ending)
+    items = [*ending.pending, (ending.status.value, data)]
     count = _append(connection, record, ending.first_seq, items, at=ending.ended_at)
     connection.execute(
         """UPDATE jobs SET status = ?, phase = ?, event_count = ?, ended_at = ?, uncertain = ?, stop = ?
@@ -170,7 +173,7 @@ def finish(connection: sqlite3.Connection, row: int, ending: Ending) -> JobRecor
     audit(
         connection, AuditEntry(at=ending.ended_at, action_id=record.action_id, actor=ending.actor, act=act, detail=note)
     )
-    return msgspec.structs.replace(
+    ended = msgspec.structs.replace(
         record,
         status=ending.status,
         phase=phase,
@@ -179,6 +182,13 @@ def finish(connection: sqlite3.Connection, row: int, ending: Ending) -> JobRecor
         uncertain=ending.uncertain,
         stop=ending.stop,
     )
+    return Ended(record=ended, event_data=data, lost=lost)
+
+
+def _with_effects(connection: sqlite3.Connection, row: int, ending: Ending) -> bytes:
+    """The terminal event's data; a job that failed or was cancelled says what became of its effects, if it had any."""
+    counts = {} if ending.status is Status.COMPLETED else effects.counts_of_jobs(connection, [row])
+    return canonical.with_fields(ending.event_data, {"effects": counts[row]}) if row in counts else ending.event_data
 
 
 def update_stop(connection: sqlite3.Connection, row: int, stop: StopEvidence) -> JobRecord:
@@ -191,12 +201,16 @@ def update_stop(connection: sqlite3.Connection, row: int, stop: StopEvidence) ->
 
 
 def archive(connection: sqlite3.Connection, action_id: str, *, actor: str, at: float, tally: Tally) -> int:
-    """Leave a tombstone for the job and remove the rest. Returns its row. Raises UnknownAction, ActionRunning."""
+    """Leave a tombstone for the job and its effects, and remove the rest. Returns its row.
+
+    Raises UnknownAction, ActionRunning, EffectsOpen.
+    """
     record = queries.job_by_action(connection, action_id)
     if record is None:
         raise UnknownAction(f"no retained job has Action id {action_id}", action_id=action_id)
     if record.status is Status.RUNNING:
         raise ActionRunning(f"Action {action_id} is still running; cancel it or wait", action_id=action_id)
+    refuse_open_effects(action_id, *effects.open_keys(connection, record.row))
     connection.execute(
         "INSERT INTO tombstones(action_id, request_hash, crew_id, operation, status, archived_at) VALUES(?,?,?,?,?,?)",
         (action_id, record.request_hash, record.crew_id, record.operation, record.status, at),
@@ -205,9 +219,20 @@ def archive(connection: sqlite3.Connection, action_id: str, *, actor: str, at: f
     for table in ("events", "workers", "tasks"):
         connection.execute(f"DELETE FROM {table} WHERE job = ?", (record.row,))
     connection.execute("DELETE FROM jobs WHERE row = ?", (record.row,))
-    tally.working -= 1
+    tally.working.jobs -= 1
     audit(connection, AuditEntry(at=at, action_id=action_id, actor=actor, act="archived"))
     return record.row
+
+
+def refuse_open_effects(action_id: str, count: int, key_ids: Sequence[str]) -> None:
+    """Raise EffectsOpen, naming them, if there are any."""
+    if count:
+        named = ", ".join(key_ids) + (", ..." if count > len(key_ids) else "")
+        raise EffectsOpen(
+            f"Action {action_id} has {count} effects that are claimed or of unknown outcome ({named}); "
+            "reconcile them first",
+            action_id=action_id,
+        )
 
 
 def audit(connection: sqlite3.Connection, entry: AuditEntry) -> None:

@@ -50,16 +50,32 @@ def may_need_room(error: BaseException) -> bool:
     return is_full(error) or getattr(error, "sqlite_errorcode", None) in _ROOM_CODES
 
 
+class Numbers:
+    """How many jobs are retained, and how many effects have an unknown outcome."""
+
+    __slots__ = ("jobs", "unknown")
+
+    def __init__(self, jobs: int = 0, unknown: int = 0) -> None:
+        self.jobs = jobs
+        self.unknown = unknown
+
+    def copy(self) -> Numbers:
+        """The same numbers, apart."""
+        return Numbers(self.jobs, self.unknown)
+
+
 class Tally:
-    """Number of retained jobs: ``working`` inside a transaction, ``committed`` for everybody else."""
+    """What is stored, counted: ``working`` inside a transaction, ``committed`` for everybody else."""
 
     def __init__(self) -> None:
-        self.committed = 0
-        self.working = 0
+        self.committed = Numbers()
+        self.working = Numbers()
 
     def load(self, connection: sqlite3.Connection) -> None:
         """Count what is stored."""
-        self.committed = connection.execute("SELECT count(*) FROM jobs").fetchone()[0]
+        jobs = connection.execute("SELECT count(*) FROM jobs").fetchone()[0]
+        unknown = connection.execute("SELECT count(*) FROM effects WHERE state = 'unknown'").fetchone()[0]
+        self.committed = Numbers(jobs, unknown)
 
 
 class Pending:
@@ -204,7 +220,7 @@ class Writer:
         self._reach("begin")
         connection.execute("BEGIN IMMEDIATE")
         changes = connection.total_changes
-        self._tally.working = self._tally.committed
+        self._tally.working = self._tally.committed.copy()
         outcomes = [self._apply(connection, pending) for pending in batch]
         self._reach("commit")
         connection.execute("COMMIT")
@@ -214,7 +230,7 @@ class Writer:
         return outcomes
 
     def _apply(self, connection: sqlite3.Connection, pending: Pending) -> Outcome:
-        mark = self._tally.working
+        mark = self._tally.working.copy()
         connection.execute("SAVEPOINT op")
         try:
             self._reach("op")

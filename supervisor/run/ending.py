@@ -106,6 +106,27 @@ def decide(cause: Cause, *, operation: str, go_sent: bool) -> Decision:
             return _failed("journal", "JournalUnavailable", said, uncertain=uncertain)
 
 
+def loss(cause: Cause) -> str:
+    """Why nobody will say what became of an effect that was claimed and not reported when ``cause`` ended its job."""
+    match cause:
+        case Exited():
+            return "worker_died"
+        case Finished() | Raised():
+            return "worker_ended"
+        case CancelAsked():
+            return "cancelled"
+        case TimedOut():
+            return "timeout"
+        case Violated():
+            return "violation"
+        case LaunchLost():
+            return "launch_failed"
+        case ShutDown():
+            return "shutdown"
+        case JournalLost():
+            return "journal_unavailable"
+
+
 def _failed(reason: str, error_type: str, message: str, *, uncertain: bool) -> Decision:
     return Decision(
         status=Status.FAILED, reason=reason, uncertain=uncertain, error_type=error_type, message=message

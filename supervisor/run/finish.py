@@ -13,7 +13,7 @@ from protocol.api import LateResult, StopEvidence
 from protocol.errors import JournalUnavailable
 from protocol.states import Method, Status
 from supervisor.job import Job
-from supervisor.journal import Ending, JobRecord, Journal
+from supervisor.journal import Ended, Ending, Journal
 from supervisor.log import get_log
 from supervisor.processes import boot_id
 from supervisor.run.ending import CancelAsked, Cause, Decision, Finished, Violated, decide
@@ -96,7 +96,7 @@ def terminal_data(decision: Decision, evidence: StopEvidence, output: bytes) -> 
     return canonical.compact(document)
 
 
-async def record(job: Job, journal: Journal, ending: Ending) -> JobRecord:
+async def record(job: Job, journal: Journal, ending: Ending) -> Ended:
     """Make the terminal record durable, however long the journal refuses; whoever waits is told meanwhile."""
     for attempt in itertools.count():
         try:

@@ -17,10 +17,11 @@ from protocol.states import Step
 from supervisor import stop
 from supervisor.capture import Capture
 from supervisor.channel import Channel
+from supervisor.effects import WORKER_DIED
 from supervisor.job import Job, LiveWorker, WorkerPipes
 from supervisor.journal import WorkerIdentity
 from supervisor.log import get_log
-from supervisor.run.ending import Cause, Exited, Finished, JournalLost, LaunchLost, Violated
+from supervisor.run.ending import Cause, Exited, Finished, JournalLost, LaunchLost, Violated, loss
 from supervisor.run.listen import Listener
 from supervisor.run.mailbox import first
 from supervisor.run.means import Means
@@ -61,6 +62,7 @@ async def prepare(job: Job, means: Means) -> tuple[frames.Directories, frames.Go
         replay_store=str(replay_store) if replay_store else None,
         artifact_path=str(artifact) if artifact else None,
         tracing=settings.tracing,
+        effects=settings.crew(record.crew_id).effects,
     )
     return directories, go
 
@@ -128,9 +130,15 @@ class Bringup:
 
     async def _watch_exit(self, worker: LiveWorker) -> None:
         """Put the exit into the mailbox, after everything that the worker had said before it."""
-        child = worker.work.child
+        child, desk = worker.work.child, self._listener.desk
         await child.gone.wait()
+        if self._listener.go_sent:
+            # A claim that is still in the pipe was made by nobody who could act on it.
+            desk.close_claims(WORKER_DIED)
         worker.channel.drain()
+        # Its last words may have come with the exit: then it ended, and did not die.
+        cause = self._job.mailbox.peek()
+        desk.lose_open(WORKER_DIED if cause is None else loss(cause))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STATUS_PATIENCE_S):
                 await asyncio.shield(child.exited)

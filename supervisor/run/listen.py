@@ -9,6 +9,7 @@ from protocol.api import MAX_OUTPUT_BYTES
 from protocol.errors import BadJson, ProtocolViolation
 from supervisor.channel import Channel
 from supervisor.config import Settings
+from supervisor.effects import Desk
 from supervisor.run.ending import Finished, Raised, Violated
 from supervisor.run.mailbox import Mailbox
 from supervisor.run.recorder import Recorder
@@ -17,11 +18,14 @@ from supervisor.run.recorder import Recorder
 class Listener:
     """Takes the frames of one job's workers. After a violation nothing more is taken."""
 
-    def __init__(self, mailbox: Mailbox, recorder: Recorder, settings: Settings) -> None:
+    def __init__(self, mailbox: Mailbox, recorder: Recorder, desk: Desk, settings: Settings) -> None:
         self._mailbox = mailbox
         self._recorder = recorder
         self._settings = settings
         self._violated = False
+        self._pressing: set[str] = set()
+        #: Where the worker's effects are claimed and reported.
+        self.desk = desk
         self.channel: Channel[frames.FromWorker] | None = None
         #: The worker stands in its leaf and waits.
         self.hello = asyncio.Event()
@@ -32,10 +36,16 @@ class Listener:
         #: The worker's end of the pipe is closed.
         self.ended = asyncio.Event()
 
-    def press(self, pressed: bool) -> None:
-        """Pause or resume the worker's pipe."""
+    def press(self, why: str, pressed: bool) -> None:
+        """Pause the worker's pipe for a reason, or resume it once there is none."""
+        (self._pressing.add if pressed else self._pressing.discard)(why)
         if self.channel is not None:
-            (self.channel.pause if pressed else self.channel.resume)()
+            (self.channel.pause if self._pressing else self.channel.resume)()
+
+    def send(self, frame: frames.Frame) -> None:
+        """Send to the worker, if it is still there."""
+        if self.channel is not None:
+            self.channel.send(frame)
 
     def on_end(self, why: ProtocolViolation | None) -> None:
         """The pipe ended: with a violation, or by the worker's exit, which tells more."""
@@ -56,7 +66,7 @@ class Listener:
         if not self._violated:
             self._violated = True
             self._mailbox.put(Violated(error_type=error_type, detail=detail))
-            self.press(True)
+            self.press("violation", True)
 
     def _take(self, frame: frames.FromWorker) -> None:
         if isinstance(frame, frames.Hello):
@@ -77,6 +87,8 @@ class Listener:
             case frames.CancelAnswer(closing=closing):
                 self.closing = closing
                 self.cancel_answer.set()
+            case _:
+                self.desk.take(frame)
 
     def _take_chunk(self, data: bytes) -> None:
         settings = self._settings

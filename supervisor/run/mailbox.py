@@ -31,6 +31,10 @@ class Mailbox:
             self._arrived.clear()
         return cause
 
+    def peek(self) -> Cause | None:
+        """The first one, which stays."""
+        return self._causes[0] if self._causes else None
+
     async def get(self) -> Cause:
         """The first one."""
         await self._arrived.wait()

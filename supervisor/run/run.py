@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 
 from protocol import frames, points
 from protocol.api import StopEvidence
 from protocol.errors import CrewError
 from protocol.states import Step
 from supervisor import stop
+from supervisor.effects import Desk
 from supervisor.job import Job, LiveWorker, Outcome
-from supervisor.journal import Ending
+from supervisor.journal import Ending, Owner
 from supervisor.log import get_log
 from supervisor.run import finish
 from supervisor.run.ending import (
@@ -28,6 +30,7 @@ from supervisor.run.ending import (
     LaunchLost,
     TimedOut,
     decide,
+    loss,
 )
 from supervisor.run.launch import Bringup, prepare, prove
 from supervisor.run.listen import Listener
@@ -52,14 +55,19 @@ class Run:
             job.feed,
             on_failure=lambda: job.mailbox.put(JournalLost()),
         )
-        self._listener = Listener(job.mailbox, self._recorder, means.settings)
-        self._recorder.on_pressure = self._listener.press
+        owner = Owner(action_id=job.action_id, crew_id=job.record.crew_id, row=job.record.row)
+        self._desk = Desk(owner, means.journal.effects, limit=means.settings.max_effects_per_run)
+        self._listener = Listener(job.mailbox, self._recorder, self._desk, means.settings)
+        self._desk.send = self._listener.send
+        self._desk.on_pressure = partial(self._listener.press, "effects")
+        self._recorder.on_pressure = partial(self._listener.press, "events")
         self._bringup = Bringup(job, means, self._listener)
 
     async def execute(self) -> None:
         """Run the job to its end."""
         job = self._job
         cause = await self._until_granted() or await self._work()
+        self._desk.close_claims(loss(cause))
         if self._timer is not None:
             self._timer.cancel()
         job.advance(Step.ENDING_DECIDED)
@@ -101,6 +109,7 @@ class Run:
         timeout_ms = self._means.settings.timeout_ms_of(job.record.crew_id, job.record.timeout_ms)
         self._timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, job.mailbox.put, TimedOut())
         cause = await job.mailbox.get()
+        self._desk.close_claims(loss(cause))
         match cause:
             case Finished():
                 await self._linger(worker)
@@ -116,7 +125,7 @@ class Run:
         await first(stop.settle(worker.work, limit_s), self._job.hurried.wait())
 
     async def _grace(self, worker: LiveWorker, cause: CancelAsked) -> Cause:
-        """Let the worker close what it can; a result that comes meanwhile overrides the cancel."""
+        """Let the worker close what it can and report its effects; a result meanwhile overrides the cancel."""
         mailbox, listener = self._job.mailbox, self._listener
         worker.channel.send(frames.Cancel(reason=cause.reason))
         with contextlib.suppress(TimeoutError):
@@ -124,6 +133,7 @@ class Run:
                 await first(listener.cancel_answer.wait(), mailbox.wait())
                 if listener.closing:
                     await mailbox.wait()
+                await first(self._desk.settled(), mailbox.wait())
         worker.channel.drain()
         finished = mailbox.find(Finished)
         if finished is None:
@@ -146,6 +156,7 @@ class Run:
         job = self._job
         data = finish.terminal_data(decision, evidence, output)
         pending = await self._recorder.halt()
+        await self._desk.finish()
         ending = Ending(
             status=decision.status,
             first_seq=job.feed.count,
@@ -156,11 +167,16 @@ class Run:
             pending=pending,
             task_ids=cause.task_ids if isinstance(cause, Finished) else (),
             detail=decision.reason,
+            lost=loss(cause),
+            lost_keys=dict(self._desk.lost),
         )
-        job.record = await finish.record(job, self._means.journal, ending)
+        ended = await finish.record(job, self._means.journal, ending)
         points.reach("ending.recorded")
+        job.record = ended.record
         job.advance(Step.ENDING_RECORDED)
-        self._recorder.finished((decision.status.value, data))
+        self._recorder.finished((decision.status.value, ended.event_data))
+        if ended.lost:
+            log.warning("effect_unknown", action_id=job.action_id, count=ended.lost, reason=ending.lost)
         log.info(
             "job_ended",
             action_id=job.action_id,

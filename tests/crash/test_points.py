@@ -20,7 +20,7 @@ import pytest
 from tests.crash.found_points import PointNotFindable, points_in, points_in_code
 from tests.crash.mixed import Mixed
 from tests.crash.trial import Trial
-from tests.support import procs
+from tests.support import procs, scripts
 from tests.support.crash_build import EIO, ENOSPC, KILL, PLAN, Plan, PlanFile
 from tests.support.server import Server
 
@@ -37,7 +37,9 @@ SETTINGS: dict[str, Any] = {
 RECOVERY_S = 20.0
 STRESS_ROUNDS = 4
 #: Which passing in CI, where the first is the one of an admission or of a point that has no neighbour.
-FIRST = {"journal.begin": 4, "journal.op": 6, "journal.commit": 5}
+FIRST = {"journal.begin": 4, "journal.op": 6, "journal.commit": 5, "journal.effect": 2}
+#: Exit status of a server that cannot open its journal.
+REFUSED_START = 3
 
 
 class CrashServer(Server):
@@ -150,6 +152,16 @@ def restart_struck(case: Case) -> None:
     case.settle()
 
 
+def opening_struck(case: Case) -> None:
+    """The supervisor is killed at work, and the next one fails while it takes the journal over."""
+    kill_at_work(case)
+    case.server.plan.arm(case.plan)
+    case.server.launch()
+    ended = case.server.wait_exit(deadline_s=30)
+    assert ended == (-signal.SIGKILL if case.plan.kind == KILL else REFUSED_START)
+    case.settle()
+
+
 def orphan_struck(case: Case) -> None:
     """The supervisor is killed at work, and a keeper that outlives it is struck."""
     case.server.plan.arm(case.plan)
@@ -159,12 +171,17 @@ def orphan_struck(case: Case) -> None:
 
 
 def kill_at_work(case: Case) -> None:
-    """SIGKILL of the supervisor while one job sleeps and another has left a daemon."""
-    client = case.trial.client()
-    with case.load.sleeper.stream(client) as sleeping, case.load.daemon.stream(client) as leaving:
-        sleeping.next()
-        leaving.next()
-        procs.wait_until(lambda: case.trial.executions()[case.load.sleeper.action_id], 10, "the crew is at work")
+    """SIGKILL of the supervisor while one job sleeps, one has left a daemon and one is in the middle of a payment."""
+    client, load = case.trial.client(), case.load
+    with (
+        load.sleeper.stream(client) as sleeping,
+        load.daemon.stream(client) as leaving,
+        load.holder.stream(client) as holding,
+    ):
+        for stream in (sleeping, leaving, holding):
+            stream.next()
+        scripts.until_state(client, "claimed", load.held)
+        procs.wait_until(lambda: case.trial.executions()[load.sleeper.action_id], 10, "the crew is at work")
         case.server.kill()
 
 
@@ -172,6 +189,7 @@ SCENARIOS: dict[str, Scenario] = {
     "template.loaded": reload_struck,
     "recovery.killed": restart_struck,
     "recovery.recorded": restart_struck,
+    "journal.take_over": opening_struck,
     "keeper.word": orphan_struck,
 }
 POINTS = {point.name: point for point in points_in_code()}
@@ -238,7 +256,7 @@ def test_points_stand_on_both_sides_of_what_matters() -> None:
     assert rooms == {"supervisor", "worker"}
     assert {point.name.partition(".")[0] for point in POINTS.values()} >= {
         "journal", "admission", "start", "events", "cancel", "ending", "archive",
-        "launch", "template", "worker", "keeper", "stop", "recovery",
+        "launch", "template", "worker", "keeper", "stop", "recovery", "effect",
     }  # fmt: skip
 
 

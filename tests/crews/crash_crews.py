@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tests.crews import counted_crews, fake_crews
+from tests.crews import counted_crews, effect_crews, fake_crews
 from tests.support import crash_build
 
 
@@ -22,6 +22,7 @@ class Talking(counted_crews.Ticking):
 CREWS: dict[str, Callable[[], Any]] = {
     **counted_crews.CREWS,
     "talking": counted_crews.counted(Talking),
+    "paying": counted_crews.counted(effect_crews.Scripted),
     "trainee": fake_crews.Instant,
     "unmade": fake_crews.factory_raises,
 }

@@ -13,14 +13,14 @@ from protocol.states import EffectState
 from tests.process.operation_child import Child, Order, importer
 from tests.support.desk import Desk
 
-SPEC = "tests.crews.effect_crews:CREWS"
+SPEC = "tests.crews.paying_crews:CREWS"
 Run = Callable[..., Child]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One process that imports CrewAI, for all tests of this module."""
-    with importer(tmp_path_factory.mktemp("home"), "tests.crews.effect_crews"):
+    with importer(tmp_path_factory.mktemp("home"), "tests.crews.paying_crews"):
         yield
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from schemathesis import Case
 
+from tests.support.effects import key_of
 from tests.support.server import TOKEN
 
 #: Crews that end by themselves, soon; and one that nobody has.
@@ -15,6 +16,8 @@ CREWS = ("instant", "echo", "streaming", "failing", "batch_of_one", "async_knowl
 #: Runs until it is cancelled; nobody waits for it.
 LONG = "async_sleeper"
 ACTIONS = 600
+#: Effects that wait for a decision when the requests begin.
+KEYS = [key_of(f"seasoned-{number}") for number in range(40)]
 INPUTS: dict[str, dict[str, Any]] = {
     "run": {"seconds": 0.1, "chunks": 3},
     "batch_run": {"inputs": [{}, {"x": 1}]},
@@ -36,6 +39,9 @@ def season(case: Case[Any], dice: random.Random) -> None:
         case.path_parameters["action_id"] = "dots"  # no client can send them
     if dice.random() < AS_GENERATED:
         return
+    if case.path.startswith("/effects/{"):
+        _season_effect(case, dice)
+        return
     number = dice.randrange(ACTIONS)
     name, crew = f"a-{number}", CREWS[number % len(CREWS)]
     if number % 3 == 0 and not case.path.endswith(("/stream", "/events")):
@@ -52,6 +58,17 @@ def season(case: Case[Any], dice: random.Random) -> None:
         _set_header(case, "X-AIP-Archive-Confirmation", dice.choice((name, name, "another")))
     elif case.path.endswith("/events") and dice.random() < 0.5:
         _set_header(case, "Accept", "text/event-stream")
+
+
+def _season_effect(case: Case[Any], dice: random.Random) -> None:
+    """Keys that are there, often at the version that there is, with a decision that may be made."""
+    case.path_parameters["key_id"] = dice.choice(KEYS).key_id
+    if case.method == "POST" and isinstance(case.body, dict):
+        _set_header(case, "If-Match", dice.choice(('"2"', '"2"', '"3"', None)))
+        decision = dice.choice(("settled", "not_applied", "abandoned"))
+        case.body = {"actor": "ops", "evidence": "the provider's answer", "decision": decision}
+        if decision == "settled":
+            case.body["receipt"] = {"paid": True}
 
 
 def _season_start(case: Case[Any], body: dict[str, Any], dice: random.Random, who: tuple[str, str]) -> None:

@@ -14,9 +14,11 @@ from supervisor.http import openapi
 from supervisor.http.routes import Routes
 from tests.support.client import Client
 from tests.support.declared import Declared, DeclaredClient, Undeclared
+from tests.support.effects import key_of
+from tests.support.scripts import make_unknown, reconcile
 from tests.support.server import Server, ServerFactory
 
-REGISTRY = "tests.crews.fake_crews:CREWS"
+REGISTRY = "tests.crews.effect_crews:CREWS"
 READ_TOKEN = "a-token-that-may-read"
 SETTINGS: dict[str, Any] = {
     "max_concurrency": 2,
@@ -176,6 +178,7 @@ def test_every_answer_is_declared_and_every_declared_answer_can_be_had(server: S
         _provoke_refusals(client, path, f"r{number}")
         _provoke_endings(client, path, f"e{number}")
     _provoke_about_jobs(client)
+    _provoke_about_effects(client)
     _provoke_waiting(client)
     _provoke_full(client)
     everything = {
@@ -198,7 +201,7 @@ def _beyond_provocation(method: str, path: str, status: int) -> bool:
 
 def _provoke_at_the_edge(client: DeclaredClient) -> None:
     for route in Routes.table():
-        path = route.path.replace("{action_id}", "nobody")
+        path = route.path.replace("{action_id}", "nobody").replace("{key_id}", "0" * 64)
         client.request(route.method, path)
         client.request(route.method, path, headers={"Expect": "the impossible"})
 
@@ -257,6 +260,25 @@ def _provoke_about_jobs(client: DeclaredClient) -> None:
     client.request("GET", "/jobs?limit=x").expect(422)
     client.archive("known", confirmation="other").expect(428)
     client.archive("nobody").expect(404)
+
+
+def _provoke_about_effects(client: DeclaredClient) -> None:
+    key = key_of()
+    make_unknown(client, key, action_id="paid")
+    path = f"/effects/{key.key_id}/reconcile"
+    for query, status in (("", 200), ("?limit=x", 422)):
+        client.request("GET", f"/effects{query}").expect(status)
+        client.request("GET", f"/jobs/paid/effects{query}").expect(status)
+    client.request("GET", "/jobs/paid/evidence").expect(200)
+    client.archive("paid").expect(409)
+    tag = {"If-Match": '"2"'}
+    client.request("POST", path, body=b"\x1f\x8b no gzip", headers={**tag, "Content-Encoding": "gzip"}).expect(400)
+    client.request("POST", path, body={"actor": "x" * 1_200_000}, headers=tag).expect(413)
+    client.request("POST", path, body={"actor": "x"}, headers=tag).expect(422)
+    reconcile(client, key, etag="").expect(428)
+    reconcile(client, key, etag='"1"').expect(412)
+    reconcile(client, key_of("nobody"), etag='"1"').expect(404)
+    reconcile(client, key).expect(200)
 
 
 def _provoke_waiting(client: DeclaredClient) -> None:

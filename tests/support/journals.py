@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,20 @@ async def start(journal: Journal, action_id: str = "a-1", **changes: Any) -> int
     row = await admit(journal, action_id, **changes)
     await journal.record_start(row, sample_worker(), b'{"status":"running"}', 2.5)
     return row
+
+
+#: What takes a journal back from a version to the one before.
+BACKWARDS = {3: ("DROP TABLE effects",), 2: ("ALTER TABLE jobs DROP COLUMN output",)}
+
+
+def make_older(path: Path, version: int) -> None:
+    """Bring a closed journal back to an older schema, as a program of that time left it."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        found = connection.execute("PRAGMA user_version").fetchone()[0]
+        for step in range(found, version, -1):
+            for statement in BACKWARDS[step]:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {version}")
 
 
 @contextmanager

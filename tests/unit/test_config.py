@@ -114,6 +114,7 @@ ENVIRONMENT_BOUNDS = [
     ("CREW_SUPERVISOR_STANDBY", 0, 64),
     ("CREW_SUPERVISOR_LOG_BYTES", 4096, 1_073_741_824),
     ("CREW_SUPERVISOR_MAX_QUEUE", 0, 10_000_000),
+    ("CREW_SUPERVISOR_MAX_EFFECTS_PER_RUN", 1, 1_000_000),
     ("CREW_SUPERVISOR_DEFAULT_TIMEOUT_MS", 1, 3_600_000),
 ]
 
@@ -276,7 +277,8 @@ def test_a_crews_limits_have_both_bounds(name: str, write_toml: WriteToml) -> No
 
 
 def test_every_crew_setting_is_in_the_struct_and_tested() -> None:
-    assert {row.name for row in CREW_SETTINGS} == set(CrewSettings.__struct_fields__) == {*CREW_BOUNDS, "environment"}
+    names = {*CREW_BOUNDS, "environment", "effects"}
+    assert {row.name for row in CREW_SETTINGS} == set(CrewSettings.__struct_fields__) == names
 
 
 def test_every_setting_is_in_the_struct() -> None:

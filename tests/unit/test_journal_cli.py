@@ -16,8 +16,7 @@ import pytest
 from protocol.errors import StartError
 from supervisor.journal import open_journal
 from supervisor.journal.checking import check_journal
-from supervisor.journal.schema import MIGRATIONS
-from tests.support.journals import OWNER, admit, hear, opened, python, sample_ending, start
+from tests.support.journals import OWNER, admit, hear, make_older, opened, python, sample_ending, start
 from tests.support.reference import encoded, parsed, record, running, write
 from tests.unit.test_cli import run
 from tests.unit.test_journal_open import change
@@ -411,8 +410,9 @@ def test_what_is_no_journal_is_said_and_not_touched(path: Path, command: str) ->
 
 
 async def test_a_journal_of_an_older_schema_is_read_without_changing_it(path: Path) -> None:
-    async with opened(path, migrations=MIGRATIONS[:1]) as live:
+    async with opened(path) as live:
         await live.finish(await start(live), sample_ending())
+    make_older(path, 1)
     before = path.read_bytes()
     assert json.loads(journal("export", path).stdout)["output"] == {"raw": "done"}
     assert journal("check", path).returncode == 0

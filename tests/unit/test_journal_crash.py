@@ -39,7 +39,7 @@ async def main():
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         while not journal.writable:
             await asyncio.sleep(0.02)
-        print((await journal.finish(row, sample_ending())).status.value, await admit(journal, "new") == row + 1)
+        print((await journal.finish(row, sample_ending())).record.status.value, await admit(journal, "new") == row + 1)
 asyncio.run(main())
 """
 
@@ -85,7 +85,7 @@ async def main():
         count = (await journal.get_row(row)).event_count
         reserve = path.with_name("journal.db.reserve")
         print(reserve.exists(), len(await journal.events(row, 0)) == count)
-        ended = await journal.finish(row, sample_ending(first_seq=count, event_data=b"y" * 65536))
+        ended = (await journal.finish(row, sample_ending(first_seq=count, event_data=b"y" * 65536))).record
         print(ended.status.value, reserve.exists(), journal.writable)
         try:
             await admit(journal, "new")

@@ -226,7 +226,7 @@ async def test_a_full_disk_costs_the_reserve_and_only_endings_are_written(path: 
         gate.go.set()
         with pytest.raises(JournalUnavailable, match="full"):
             await admission
-        assert (await ending).status is Status.COMPLETED
+        assert (await ending).record.status is Status.COMPLETED
         await blocker
         assert (await journal.get_row(row)).status is Status.COMPLETED
         assert await journal.get("a-1") is None
@@ -257,7 +257,7 @@ async def test_an_ending_that_fits_nowhere_is_refused_and_can_be_tried_again(pat
         with pytest.raises(JournalUnavailable):
             await journal.finish(row, sample_ending())
         assert (await journal.get_row(row)).status is Status.RUNNING
-        assert (await journal.finish(row, sample_ending())).status is Status.COMPLETED
+        assert (await journal.finish(row, sample_ending())).record.status is Status.COMPLETED
 
 
 async def test_the_writer_s_death_is_a_journal_failure(path: Path, gate: Gate) -> None:

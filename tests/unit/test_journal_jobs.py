@@ -118,7 +118,7 @@ async def test_a_completed_job_gives_its_output_and_its_tasks(journal: Journal) 
     row = await start(journal)
     assert await journal.output(row) is None
     ending = sample_ending(pending=(("chunk", b"{}"),), task_ids=("t-1", "t-2", "t-1"))
-    record = await journal.finish(row, ending)
+    record = (await journal.finish(row, ending)).record
     assert record == await journal.get("a-1")
     assert (record.status, record.phase, record.event_count) == (Status.COMPLETED, Phase.DONE, 3)
     assert (record.uncertain, record.ended_at, record.stop) == (False, 4.0, sample_stop())
@@ -140,7 +140,7 @@ async def test_a_task_belongs_to_the_latest_job_that_ran_it(journal: Journal) ->
 async def test_a_job_cancelled_in_the_queue_has_one_event(journal: Journal) -> None:
     row = await admit(journal)
     ending = sample_ending(status=Status.CANCELLED, first_seq=0, event_data=b'{"by":"user"}', uncertain=None, stop=None)
-    record = await journal.finish(row, ending)
+    record = (await journal.finish(row, ending)).record
     assert (record.status, record.event_count, record.started_at, record.stop) == (Status.CANCELLED, 1, None, None)
     assert [(event.seq, event.name) for event in await journal.events(row, 0)] == [(0, "cancelled")]
     assert await journal.output(row) is None
@@ -182,7 +182,7 @@ CHANGES: dict[str, Callable[[Journal, int], Awaitable[object]]] = {
 @pytest.mark.parametrize("name", CHANGES)
 async def test_a_terminal_record_never_changes(journal: Journal, name: str) -> None:
     row = await start(journal)
-    ended = await journal.finish(row, sample_ending())
+    ended = (await journal.finish(row, sample_ending())).record
     before = (await journal.events(row, 0), await journal.audit_of("a-1"))
     with pytest.raises(IllegalTransition):
         await CHANGES[name](journal, row)

@@ -49,6 +49,7 @@ DEFAULT_RULES = {
     "crews.<id>.log_bytes": "as above",
     "crews.<id>.timeout_ms": "no limit",
     "crews.<id>.environment": "none",
+    "crews.<id>.effects": "none",
 }
 
 

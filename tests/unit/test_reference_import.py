@@ -16,8 +16,7 @@ from supervisor.journal import JobRecord, Journal, open_journal
 from supervisor.journal.exporting import Format, export_to
 from supervisor.journal.importing import import_file
 from supervisor.journal.reference import NULLED, RENUMBERED, REPLACED, WRAPPED, read, records
-from supervisor.journal.schema import MIGRATIONS
-from tests.support.journals import LIMIT, admit, new_job, opened, sample_ending, sample_worker, start
+from tests.support.journals import LIMIT, admit, make_older, new_job, opened, sample_ending, sample_worker, start
 from tests.support.reference import encoded, event, parsed, record, running, write
 from tests.unit.test_hash_vectors import ADMITTED, VECTORS
 from tests.unit.test_hash_vectors import parsed as request_of
@@ -321,9 +320,10 @@ def test_a_log_of_another_journal_is_not_replayed_into_the_import(path: Path, su
 
 
 async def test_a_journal_of_the_first_schema_moves_forward_and_keeps_its_outputs(path: Path) -> None:
-    async with opened(path, migrations=MIGRATIONS[:1]) as journal:
+    async with opened(path) as journal:
         row = await start(journal)
         await journal.finish(row, sample_ending())
+    make_older(path, 1)
     async with opened(path) as journal:
         assert await journal.output(row) == b'{"raw":"done"}'
     assert path.with_name("runs.json.v1.bak").exists()
