@@ -1,8 +1,9 @@
 """The figures, in the order in which they are measured. A new one is a file here and a line below."""
 
+from bench.figures.effects import Effects
 from bench.figures.memory import Memory
 from bench.figures.start import Start
 from bench.figures.stop import Stop
 from bench.measure import Figure
 
-FIGURES: tuple[Figure, ...] = (Start(), Stop(), Memory())
+FIGURES: tuple[Figure, ...] = (Start(), Stop(), Effects(), Memory())
