@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests."""
+"""Fixtures shared by all tests; and what the cases of the effect ledger came to, at the end of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
+from tests.support.numbered import EFFECT_CASES
 from tests.support.open_python import OpenPython, open_directory, provide
 from tests.support.server import Server, ServerFactory
 
@@ -46,3 +48,27 @@ def open_python() -> Iterator[OpenPython]:
         pytest.skip("only root can run a process as somebody else")
     with open_directory() as directory:
         yield provide(directory)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the reports carry the numbers of the effect ledger's cases."""
+    EFFECT_CASES.tag(items)
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Print which cases of the effect ledger ran, and how each of them ended."""
+    EFFECT_CASES.summarize(terminalreporter)
+    if _skips(terminalreporter):
+        terminalreporter.line("a case of the effect ledger was skipped, so this run has failed")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """No case of the effect ledger may be skipped: a run that skips one has failed."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and _skips(reporter) and exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _skips(reporter: TerminalReporter) -> bool:
+    return "skipped" in EFFECT_CASES.outcomes(reporter).values()

@@ -65,6 +65,8 @@ class Handle:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._open = False
+        #: The block was left without an outcome; a thread of its may still settle.
+        self._lost = False
         self.replayed = False
         self.receipt: Any = None
         self.provider_key = call.key_id
@@ -74,14 +76,17 @@ class Handle:
         self.replayed = past is not None
         self.receipt = None if past is None or past.receipt is None else receipts.decode(past.receipt)
 
-    def _close(self) -> None:
-        if not self._open:
+    def _close(self, *, late: bool = False) -> None:
+        if not (self._open or (late and self._lost)):
             raise EffectNotOpen(f"effect {self.provider_key} is replayed or has its outcome already")
-        self._open = False
+        self._open = self._lost = False
 
     def settle(self, result: Any = None) -> None:
-        """It took effect: record ``result`` durably. Raises EffectOutcomeUnknown if that cannot be recorded."""
-        self._close()
+        """It took effect: record ``result`` durably. Raises EffectOutcomeUnknown if that cannot be recorded.
+
+        May come late, from a thread that goes on when the block was left and the outcome is unknown.
+        """
+        self._close(late=True)
         self._call.settle(result)
 
     def not_applied(self) -> None:
@@ -91,6 +96,8 @@ class Handle:
 
     def _left(self, error: BaseException | None) -> None:
         if self._open:
+            # In this order, so that a thread that settles meanwhile is not turned away.
+            self._lost = not isinstance(error, NotApplied)
             self._open = False
             if error is None:
                 self._call.lose("left without an outcome")
@@ -103,7 +110,7 @@ class AsyncHandle(Handle):
 
     async def settle(self, result: Any = None) -> None:  # type: ignore[override]
         """It took effect: record ``result`` durably. Raises EffectOutcomeUnknown if that cannot be recorded."""
-        self._close()
+        self._close(late=True)
         await calls.to_the_end(self._call.settle, result)
 
     async def not_applied(self) -> None:  # type: ignore[override]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from worker.channel import PipeClosed
 from worker.guarding.session import Granted, Replayed
 
 _GONE = "the supervisor cannot be reached, so nothing was done"
+_FORKED = "a process that a worker forked has no effect ledger, so nothing was done; call the tool in the worker itself"
 
 
 def _kinds(kind: type[CrewError]) -> Iterator[type[CrewError]]:
@@ -30,11 +32,13 @@ def _by_code() -> dict[str, type[CrewError]]:
 class PipeLedger:
     """Questions of many threads on one pipe; ``answered`` is called by the thread that reads it.
 
-    ``send`` blocks until a frame is on its way. Raises PipeClosed.
+    ``send`` blocks until a frame is on its way. Raises PipeClosed. Of no use in a forked process: the answers to its
+    questions would come to its parent, who may have asked something else under the same number.
     """
 
     def __init__(self, send: Callable[[frames.Frame], None]) -> None:
         self._send = send
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         #: None once the pipe is closed.
@@ -91,6 +95,8 @@ class PipeLedger:
         )
 
     def _ask(self, make: Callable[[int], frames.Frame]) -> frames.EffectAnswer:
+        if os.getpid() != self._pid:
+            raise EffectLedgerUnavailable(_FORKED)
         answers: queue.SimpleQueue[frames.EffectAnswer | None] = queue.SimpleQueue()
         with self._lock:
             if self._waiting is None:

@@ -21,7 +21,8 @@ from tests.crash.found_points import PointNotFindable, points_in, points_in_code
 from tests.crash.mixed import Mixed
 from tests.crash.trial import Trial
 from tests.support import procs, scripts
-from tests.support.crash_build import EIO, ENOSPC, KILL, PLAN, Plan, PlanFile
+from tests.support.crash_build import EIO, ENOSPC, KILL, Plan
+from tests.support.planned import PlannedServer
 from tests.support.server import Server
 
 SEED = int(os.environ.get("CRASH_SEED", "20250117"))
@@ -42,14 +43,11 @@ FIRST = {"journal.begin": 4, "journal.op": 6, "journal.commit": 5, "journal.effe
 REFUSED_START = 3
 
 
-class CrashServer(Server):
-    """A server that follows a plan."""
+class CrashServer(PlannedServer):
+    """A server that follows a plan, with everything below it."""
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         super().__init__(directory, registry="tests.crews.crash_crews:CREWS", settings=SETTINGS | settings)
-        self._program = ["tests.support.crash_build"]
-        self.plan = PlanFile(directory / "plan")
-        self.environment |= {PLAN: str(self.plan.path)}
 
 
 class Chain:

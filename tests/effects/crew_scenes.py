@@ -527,7 +527,16 @@ GUARDED: dict[str, Callable[[Stage], Any]] = {
         not_stored,
     )
 }
-SCENES = {name: scene for name, (_, scene) in TABLE.items()} | GUARDED
+def no_ledger(stage: Stage) -> Any:
+    """Guarded tools in a process that names no ledger; one that only reads needs none."""
+    stage = Stage(stage.name, stage.url, guarded=True)
+    return {
+        "refused": run(stage.crew(paying(), [stage.tool()])),
+        "read": run(stage.crew(paying(), [stage.tool(policy="read")])),
+    }
+
+
+SCENES = {name: scene for name, (_, scene) in TABLE.items()} | GUARDED | {"no_ledger": no_ledger}
 
 
 def as_json(value: Any) -> Any:

@@ -132,7 +132,8 @@ def plays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plays]:
         return Played(json.loads((home / f"{name}.json").read_text(encoding="utf-8")), effects)
 
     try:
-        play_all(home, [play("unguarded", list(ROWS)), play("guarded", [*ROWS, *EFFECTS]), play("again", AGAIN)])
+        unguarded, guarded = play("unguarded", [*ROWS, "no_ledger"]), play("guarded", [*ROWS, *EFFECTS])
+        play_all(home, [unguarded, guarded, play("again", AGAIN)])
         yield Plays(played("unguarded"), played("guarded"), played("again"), ledger)
     finally:
         for provider in providers.values():
@@ -158,6 +159,14 @@ def test_the_table_of_what_fires_without_the_guard_and_with_it(
 def test_each_scene_has_the_effects_that_it_is_to_have(scene: str, plays: Plays) -> None:
     plays.guarded.answer(scene)
     assert plays.guarded.effects[scene] == EFFECTS[scene]
+
+
+@pytest.mark.effect_case(12)
+def test_a_guarded_tool_without_any_ledger_does_not_run_and_one_that_only_reads_does(plays: Plays) -> None:
+    heard = plays.unguarded.answer("no_ledger")
+    assert heard["refused"]["codes"] == ["effect_ledger_unavailable"]
+    assert (heard["read"]["codes"], heard["read"]["raw"].startswith("charged")) == ([], True)
+    assert plays.unguarded.effects["no_ledger"] == 1
 
 
 @pytest.mark.effect_case(17)

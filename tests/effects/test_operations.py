@@ -11,7 +11,7 @@ import pytest
 from protocol.effects import Policy, Scope, ToolPolicy
 from protocol.states import EffectState
 from tests.process.operation_child import Child, Order, importer
-from tests.support.desk import Desk
+from tests.support.memory_ledger import MemoryLedger
 
 SPEC = "tests.crews.paying_crews:CREWS"
 Run = Callable[..., Child]
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     """Start operations; each is a process, and gone after the test."""
     made: list[Child] = []
 
-    def start(crew_id: str, *, desk: Desk | None = None, **options: Any) -> Child:
+    def start(crew_id: str, *, ledger: MemoryLedger | None = None, **options: Any) -> Child:
         order = Order(
             root=tmp_path,
             spec=SPEC,
@@ -40,8 +40,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
             **options,
         )
         made.append(Child(order))
-        if desk is not None:
-            made[-1].desk = desk
+        if ledger is not None:
+            made[-1].ledger = ledger
         return made[-1]
 
     yield start
@@ -58,7 +58,7 @@ def lines(path: Path) -> list[str]:
 def test_an_effect_is_claimed_settled_and_delivered_over_the_pipe(run: Run, tmp_path: Path) -> None:
     child = run("decorated")
     assert child.output()["raw"] == "17 1"
-    (record,) = child.desk.records.values()
+    (record,) = child.ledger.records.values()
     assert (record.state, record.receipt, record.tool) == (EffectState.SETTLED, b'"17 1"', "pay")
     assert record.delivered_at is not None
     assert (record.scope, record.scope_id) == (Scope.ACTION, "operation")
@@ -68,14 +68,14 @@ def test_an_effect_is_claimed_settled_and_delivered_over_the_pipe(run: Run, tmp_
 def test_the_same_action_on_the_same_ledger_gets_the_receipt(run: Run, tmp_path: Path) -> None:
     first = run("decorated")
     assert first.output()["raw"] == "17 1"
-    assert run("decorated", desk=first.desk).output()["raw"] == "17 1"
+    assert run("decorated", ledger=first.ledger).output()["raw"] == "17 1"
     assert lines(tmp_path) == ["17"]
 
 
 def test_a_tool_that_cannot_be_decorated_is_guarded_by_the_registry(run: Run, tmp_path: Path) -> None:
     child = run("third_party")
     assert child.output()["raw"] == "17 1"
-    (record,) = child.desk.records.values()
+    (record,) = child.ledger.records.values()
     assert record.replays == 1
     assert lines(tmp_path) == ["17"]
 
@@ -86,11 +86,11 @@ def test_the_configuration_goes_before_the_registry_and_the_decorator(run: Run, 
     configured = {"pay": ToolPolicy(key=("invoice",), volatile=("memo",), scope=Scope.CREW)}
     by_configuration = run("twice", effects=configured)
     assert by_configuration.output()["raw"] == "17 3"
-    (record,) = by_configuration.desk.records.values()
+    (record,) = by_configuration.ledger.records.values()
     assert (record.scope, record.scope_id, record.replays) == (Scope.CREW, "twice", 1)
     unclaimed = run("third_party", effects={"Third Party": ToolPolicy(policy=Policy.READ)})
     assert unclaimed.output()["raw"] == "17 5"
-    assert unclaimed.desk.records == {}
+    assert unclaimed.ledger.records == {}
 
 
 @pytest.mark.parametrize(

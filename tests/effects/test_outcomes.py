@@ -240,6 +240,29 @@ def test_a_block_has_one_outcome(here: Session) -> None:
         call.settle()
 
 
+@pytest.mark.effect_case(36)
+async def test_a_block_that_was_left_without_an_outcome_may_still_be_settled_once(here: Session) -> None:
+    """Late, by whoever still has the call: nothing else ends it from here."""
+    with pytest.raises(TimeoutError), effect.claim("charge", key="17", args={}) as call:
+        raise TimeoutError
+    with pytest.raises(EffectNotOpen):
+        call.not_applied()
+    assert only(here).state is EffectState.UNKNOWN
+    call.settle("late")
+    assert (only(here).state, only(here).receipt) == (EffectState.SETTLED, b'"late"')
+    with pytest.raises(EffectNotOpen):
+        call.settle("later")
+    with pytest.raises(NotApplied):
+        async with effect.claim("charge", key="18", args={}) as refused:
+            raise NotApplied
+    with pytest.raises(EffectNotOpen):
+        await refused.settle()
+    async with effect.claim("charge", key="19", args={}) as left:
+        pass
+    await left.settle("late")
+    assert [record.state.value for record in records(here)] == ["settled", "not_applied", "settled"]
+
+
 def test_a_tool_that_calls_another_claims_both_and_its_own_repeat_meets_them_again(
     path: Path, acted: Counted
 ) -> None:

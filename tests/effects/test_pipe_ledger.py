@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from protocol import errors, frames
 from protocol.errors import EffectConflict, EffectLedgerUnavailable, EffectOutcomeUnknown, ProtocolViolation
 from protocol.states import EffectState
 from tests.effects.conftest import Counted
-from tests.support.desk import Desk
+from tests.support.memory_ledger import MemoryLedger
 from worker.channel import Channel, PipeClosed
 from worker.effect import effect, settled
 from worker.guarding import session
@@ -29,8 +30,8 @@ class Pipe:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self._channel: Channel[frames.ToWorker] = Channel(ours, frames.ToWorker)
-        self.desk_side: Channel[frames.FromWorker] = Channel(theirs, frames.FromWorker)
-        self.desk = Desk(action_id="a", crew_id="c")
+        self.far: Channel[frames.FromWorker] = Channel(theirs, frames.FromWorker)
+        self.memory = MemoryLedger(action_id="a", crew_id="c")
         self.ledger = PipeLedger(self._channel.send)
         self.session = Session(ledger=self.ledger, action_id="a", crew_id="c")
         self._threads = [threading.Thread(target=self._listen)]
@@ -58,15 +59,15 @@ class Pipe:
             pass
 
     def next(self) -> Any:
-        frame, _ = self.desk_side.receive()
+        frame, _ = self.far.receive()
         return frame
 
     def answer(self, frame: Any) -> None:
-        if (answer := self.desk.answer(frame)) is not None:
-            self.desk_side.send(answer)
+        if (answer := self.memory.answer(frame)) is not None:
+            self.far.send(answer)
 
     def hang_up(self) -> None:
-        self.desk_side.sock.shutdown(socket.SHUT_RDWR)
+        self.far.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.hang_up()
@@ -74,7 +75,7 @@ class Pipe:
             thread.join(30)
             assert not thread.is_alive()
         self._channel.sock.close()
-        self.desk_side.sock.close()
+        self.far.sock.close()
 
 
 @pytest.fixture
@@ -109,8 +110,8 @@ def test_every_thread_gets_the_answer_to_its_own_question_in_whatever_order_they
     for thread in threads:
         thread.join(30)
     assert results == {number: f"done {number}" for number in range(THREADS)}
-    assert [record.state for record in pipe.desk.records.values()] == [EffectState.SETTLED] * THREADS
-    receipts = {record.receipt for record in pipe.desk.records.values()}
+    assert [record.state for record in pipe.memory.records.values()] == [EffectState.SETTLED] * THREADS
+    receipts = {record.receipt for record in pipe.memory.records.values()}
     assert receipts == {f'"done {number}"'.encode() for number in range(THREADS)}
 
 
@@ -180,7 +181,7 @@ def test_a_reconciliation_is_recorded_with_the_version_that_was_seen(pipe: Pipe,
     with pytest.raises(TimeoutError):
         act("17")
     assert act("17") == "found"
-    (record,) = pipe.desk.records.values()
+    (record,) = pipe.memory.records.values()
     assert (record.state, record.decision, record.replays) == (EffectState.SETTLED, "settled", 1)
     assert len(acted) == 1
 
@@ -188,3 +189,20 @@ def test_a_reconciliation_is_recorded_with_the_version_that_was_seen(pipe: Pipe,
 def test_an_answer_that_nobody_waits_for_breaks_the_protocol(pipe: Pipe) -> None:
     with pytest.raises(ProtocolViolation):
         pipe.ledger.answered(frames.EffectNoted(call=7))
+
+
+def test_a_forked_process_asks_nothing_on_its_parents_pipe(pipe: Pipe) -> None:
+    """An answer to it would be taken for one to its parent."""
+    act = effect(tool="act", key=lambda number: number)(lambda number: f"done {number}")
+    child = os.fork()
+    if child == 0:
+        try:
+            act(1)
+        except EffectLedgerUnavailable:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    pipe.serve()
+    assert act(1) == "done 1"
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(pipe.memory.records) == 1

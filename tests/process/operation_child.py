@@ -18,7 +18,7 @@ import pytest
 
 from protocol import frames, pipe
 from protocol.effects import ToolPolicy
-from tests.support.desk import Desk
+from tests.support.memory_ledger import MemoryLedger
 from worker import operations, registry, stores
 from worker.channel import PipeClosed
 from worker.pipe_ledger import PipeLedger
@@ -159,7 +159,7 @@ class Child:
         self.chunks: list[dict[str, Any]] = []
         self.raw: list[bytes] = []
         #: Where the child's effects are claimed.
-        self.desk = Desk(crew_id=order.crew_id)
+        self.ledger = MemoryLedger(crew_id=order.crew_id)
         self._decoder: pipe.Decoder[Any] = pipe.Decoder(frames.FromWorker)
         server: Any = multiprocessing.get_context(order.start)
         self._connection, theirs = server.Pipe()
@@ -174,7 +174,7 @@ class Child:
             (frame,) = self._decoder.feed(self._connection.recv_bytes())
             if not isinstance(frame, frames.AboutEffect):
                 break
-            if (answer := self.desk.answer(frame)) is not None:
+            if (answer := self.ledger.answer(frame)) is not None:
                 self._connection.send_bytes(pipe.encode(answer))
         if isinstance(frame, frames.Chunk):
             assert frame.data.isascii()

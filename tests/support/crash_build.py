@@ -1,4 +1,4 @@
-"""A server that dies or fails at a named point: ``python -m tests.support.crash_build serve --config FILE``.
+"""A server that dies, fails or stands at a named point: ``python -m tests.support.crash_build serve --config FILE``.
 
 The file that CRASH_PLAN names says which point, how, and at which passing of it; without that file nothing happens, so
 that one server can go through many plans. Templates, workers and keepers follow the same plan when the registry is
@@ -12,6 +12,7 @@ import errno
 import os
 import signal
 import sqlite3
+import time
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,9 @@ from typing import NamedTuple
 from protocol import points
 
 PLAN = "CRASH_PLAN"
-KILL, ENOSPC, EIO = "kill", "enospc", "eio"
+#: ``hold``: the thread that passes stands there until the plan is disarmed or another one counts.
+KILL, ENOSPC, EIO, HOLD = "kill", "enospc", "eio", "hold"
+HOLD_POLL_S = 0.002
 SQLITE_TEXT = {ENOSPC: "database or disk is full", EIO: "disk I/O error"}
 ERRNO = {ENOSPC: errno.ENOSPC, EIO: errno.EIO}
 
@@ -73,7 +76,11 @@ class PlanFile:
             return
         if plan.first <= _count_up(self._passed) < plan.first + plan.times:
             _count_up(self._fired)
-            _strike(plan)
+            self._hold(plan) if plan.kind == HOLD else _strike(plan)
+
+    def _hold(self, plan: Plan) -> None:
+        while self.read() == plan:
+            time.sleep(HOLD_POLL_S)
 
 
 def _count_up(counter: Path) -> int:
@@ -107,9 +114,8 @@ def install() -> None:
     points.write = pass_by
 
 
-def main() -> None:
-    """Run the command line of a supervisor that follows the plan, its journal's own fault points included."""
-    from supervisor import __main__ as entry
+def follow() -> None:
+    """``install`` in a supervisor: its journal's own fault points follow the plan too."""
     from supervisor import serve
     from supervisor.journal import open_journal
 
@@ -117,6 +123,13 @@ def main() -> None:
     plan = PlanFile(Path(os.environ[PLAN]))
     assert "open_journal" in vars(serve), "the server opens its journal elsewhere"
     vars(serve)["open_journal"] = partial(open_journal, faults=lambda name: plan.pass_by(f"journal.{name}"))
+
+
+def main() -> None:
+    """Run the command line of a supervisor that follows the plan."""
+    from supervisor import __main__ as entry
+
+    follow()
     entry.main()
 
 

@@ -1,11 +1,13 @@
 """A server with one mechanism broken: ``python -m tests.support.mutants NAME serve --config FILE``.
 
-The product has no switch for any of this. A check that passes on a mutant checks nothing.
+The product has no switch for any of this. A check that passes on a mutant checks nothing. Where PLAN of
+``tests.support.crash_build`` is set, the mutant follows that plan too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,15 +15,18 @@ from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
+from protocol import effects
 from protocol.api import Stray
 from supervisor import __main__ as entry
 from supervisor import serve
 from supervisor.cgroup import Leaf
-from supervisor.journal import readers
+from supervisor.effects import Desk
+from supervisor.journal import Ledger, readers
 from supervisor.recovery import Recovery
 from supervisor.run.recorder import Recorder
 from supervisor.stop import Stop
 from supervisor.strays import Hunter
+from tests.support import crash_build
 
 #: How long after its lie ``late`` kills, seconds.
 LATE_S = 0.1
@@ -109,6 +114,31 @@ def lazy() -> None:
         replace_in(module, "started_pool", ThreadPoolExecutor)
 
 
+def eager() -> None:
+    """A claim is granted while its commit is still to come."""
+    claim = Ledger.claim
+
+    def granted(ledger: Ledger, wanted: effects.Claim) -> asyncio.Future[Any]:
+        claim(ledger, wanted).add_done_callback(lambda future: future.exception())
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_result(effects.claim(None, wanted, epoch=ledger._journal.epoch, at=time.time()))
+        return answer
+
+    replace(Ledger, "claim", granted)
+
+
+def granting() -> None:
+    """Whatever the ledger has of a key, its claim is granted."""
+    decide = effects.claim
+    replace_in(effects, "claim", lambda record, wanted, **when: decide(None, wanted, **when))
+
+
+def hoping() -> None:
+    """What a dead worker has not reported stays claimed until its job's end is recorded; nothing is killed."""
+    toothless()
+    replace(Desk, "lose_open", lambda desk: None)
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "toothless": toothless,
     "blind": blind,
@@ -119,9 +149,14 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "grasping": grasping,
     "unswept": unswept,
     "lazy": lazy,
+    "eager": eager,
+    "granting": granting,
+    "hoping": hoping,
 }
 
 
 if __name__ == "__main__":
+    if crash_build.PLAN in os.environ:
+        crash_build.follow()
     MUTANTS[sys.argv.pop(1)]()
     entry.main()

@@ -17,7 +17,7 @@ from protocol.effects import Decision, Policy, Scope
 from protocol.errors import EffectNotFound
 from protocol.states import EffectState
 from supervisor.effects import MAX_AUDITED, PAUSE_REQUESTS
-from tests.support.desks import PATIENCE_S, Peer, at_work
+from tests.support.desk_peer import PATIENCE_S, Peer, at_work
 from tests.support.effects import ARGS, OTHER_ARGS, RECEIPT, claim_frame, key_of
 from tests.unit.test_journal_faults import BROKEN, FULL, Gate
 

@@ -94,9 +94,10 @@ class ToolCall:
         return [*self._above.index, "tool", self._tool, tag, number]
 
     def raised(self) -> None:
-        """The call raised; its repeat is the same one."""
-        if self._taken is not None:
-            self._above.ordinals.raised(*self._taken)
+        """The call raised; its repeat is the same one. Only the first time counts."""
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            self._above.ordinals.raised(*taken)
 
 
 class Seat(NamedTuple):

@@ -10,7 +10,7 @@ from protocol.effects import EffectRecord, Reconciliation
 from protocol.errors import CrewError, EffectOutcomeUnknown
 
 
-class Desk:
+class MemoryLedger:
     """One owner's incarnation. May be used by several threads."""
 
     def __init__(self, *, action_id: str = "operation", crew_id: str = "crew", epoch: int = 1) -> None:
