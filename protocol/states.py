@@ -69,6 +69,8 @@ class Method(StrEnum):
 
     NEVER_STARTED = "never_started"
     CGROUP = "cgroup"
+    #: A restart found nobody but itself in the whole cgroup given to the supervisor, which no process of it can leave.
+    SEALED_CGROUP = "sealed_cgroup"
     PID_NAMESPACE = "pid_namespace"
     KEEPER = "keeper"
     SUBREAPER = "subreaper"

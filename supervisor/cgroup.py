@@ -16,7 +16,7 @@ from pathlib import Path
 
 from protocol.errors import StartError
 from supervisor.limits import CONTROLLERS
-from supervisor.processes import cgroup_of, process_of
+from supervisor.processes import cgroup_of, identify_child, is_unprivileged_for_good, process_of
 
 #: How long the probe at start waits for its victim to be gone, seconds.
 PROBE_DEADLINE_S = 5.0
@@ -92,10 +92,11 @@ class Leaf:
 
         A process that moved in after its leader thread had exited is in no cgroup.procs; its threads tell of it.
         """
-        listed = self._listed("cgroup.procs")
-        return listed or list({process_of(tid) for tid in self._listed("cgroup.threads")})
+        listed = self.listed("cgroup.procs")
+        return listed or list({process_of(tid) for tid in self.listed("cgroup.threads")})
 
-    def _listed(self, name: str) -> list[int]:
+    def listed(self, name: str) -> list[int]:
+        """The ids in the files of that name here and below."""
         found: list[int] = []
         for directory, _, _ in os.walk(self.path):
             # EOPNOTSUPP: a threaded cgroup's processes are listed at its domain.
@@ -130,10 +131,17 @@ class Leaf:
 
 
 class Tree:
-    """The supervisor's own branch of the cgroup v2 hierarchy, below which every leaf is made."""
+    """The supervisor's own branch of the cgroup v2 hierarchy, below which every leaf is made.
 
-    def __init__(self, base: Leaf) -> None:
+    ``own``: the cgroup that was given to the supervisor, in which the branch is. ``sealed``: no process of its user can
+    leave that one, see ``is_sealed``. ``alone``: it was made for this very process.
+    """
+
+    def __init__(self, base: Leaf, own: Leaf | None = None, *, sealed: bool = False, alone: bool = False) -> None:
         self.base = base
+        self.own = own or base
+        self.sealed = sealed
+        self.alone = alone
         #: Controllers in force in every leaf.
         self.controllers: frozenset[str] = frozenset()
         self._lock = -1
@@ -150,16 +158,18 @@ class Tree:
                 "start on the original, or on a new journal"
             ) from None
 
-    def enable_controllers(self, own: Leaf) -> None:
-        """Have the kernel account and limit in our leaves what is delegated to ``own``, our present cgroup.
+    def settle(self) -> None:
+        """Have the kernel account and limit in our leaves what is delegated to us.
 
         A cgroup that passes controllers on may hold no process itself (the "no internal processes" rule), so we move
-        into a leaf of our own first. What cannot be had is left out: rlimits take its place.
+        into a leaf of our own first; in a cgroup made for us in any case, so that it shows who is who. What cannot be
+        had is left out: rlimits take its place.
         """
+        own = self.own
         wanted = own.controllers() & frozenset(CONTROLLERS)
-        if not wanted:
+        if not wanted and not self.alone:
             return
-        request = [("cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(wanted)))]
+        request = [("cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(wanted)))] if wanted else []
         home = own.below(SUPERVISOR_LEAF)
         try:
             home.path.mkdir(exist_ok=True)
@@ -169,6 +179,7 @@ class Tree:
         except OSError:
             with contextlib.suppress(OSError):
                 own.add(os.getpid())
+                os.rmdir(home.path)
             return
         self.controllers = wanted
         if "pids" in wanted:
@@ -179,6 +190,14 @@ class Tree:
         with contextlib.suppress(OSError, ValueError):  # at the root there is no such file; no bound reads "max"
             bound = int((own.path / "pids.max").read_text(encoding="ascii"))
             self.base.write([("pids.max", str(max(bound - RESERVED_TASKS, bound // 2)))])
+
+    def strangers(self) -> frozenset[int]:
+        """Every process but ourselves in the cgroup that was given to us, whoever put it there.
+
+        Before anything of ours is started, those are what a predecessor left.
+        """
+        listed = self.own.listed("cgroup.procs") + [process_of(tid) for tid in self.own.listed("cgroup.threads")]
+        return frozenset(listed) - {os.getpid()}
 
     def leaf(self, name: str) -> Leaf:
         """Handle of the leaf ``name``, made or not."""
@@ -231,19 +250,33 @@ def _own_directory(root: Path | None) -> Leaf:
     return Leaf((point / relative).resolve(), own)
 
 
-def open_tree(root: Path | None, instance_id: str) -> Tree:
+def is_sealed(own: Leaf) -> bool:
+    """Whether neither we nor anything that we start can ever leave ``own``, short of the kernel or root moving it.
+
+    To move a process, its user must be able to write ``cgroup.procs`` of an ancestor that both cgroups have in common
+    (cgroup-v2.rst, "Delegation Containment"). So: that of the parent is closed to us, and we can gain no privilege any
+    more, neither by capabilities nor by executing what is setuid (PR_SET_NO_NEW_PRIVS). Children inherit all of it.
+    """
+    above = own.path.parent / "cgroup.procs"
+    closed = above.exists() and not os.access(above, os.W_OK, effective_ids=True)
+    return closed and own.holds(os.getpid()) and is_unprivileged_for_good()
+
+
+def open_tree(root: Path | None, instance_id: str, *, main: bool = False) -> Tree:
     """Find or make our branch and prove with a live probe that a leaf's kill empties it.
 
-    ``root``: the directory to work below, by default the supervisor's own cgroup. Raises StartError saying what fails.
+    ``root``: the directory to work below, by default the supervisor's own cgroup. ``main``: systemd executed this very
+    process, so that a service's cgroup was made for it. Raises StartError saying what fails.
     """
     own = _own_directory(root)
     base = own.below(f"crew-supervisor-{instance_id[:12]}")
-    tree = Tree(base)
+    alone = main and root is None and own.path.name.endswith(".service")
+    tree = Tree(base, own, sealed=is_sealed(own), alone=alone)
     try:
         base.path.mkdir(exist_ok=True)
         tree.lock()
         if root is None:
-            tree.enable_controllers(own)
+            tree.settle()
         _probe(tree)
     except OSError as error:
         tree.remove()
@@ -258,6 +291,7 @@ def _probe(tree: Tree) -> None:
     victim = [sys.executable, "-I", "-S", "-c", "import signal; signal.pause()"]
     pid = os.posix_spawn(sys.executable, victim, {})
     try:
+        identify_child(pid)
         leaf.add(pid)
         if not leaf.populated() or not leaf.holds(pid):
             raise OSError(0, "a process put into a leaf does not show there")

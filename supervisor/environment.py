@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 #: Prefixes of variables that are the supervisor's own.
-PRIVATE_PREFIXES = ("AIP_CREWAI_", "CREW_SUPERVISOR_", "WATCHDOG_", "LISTEN_")
+PRIVATE_PREFIXES = ("AIP_CREWAI_", "CREW_SUPERVISOR_", "WATCHDOG_", "LISTEN_", "MEMORY_PRESSURE_")
 PRIVATE_NAMES = frozenset(
     {
         "CREDENTIALS_DIRECTORY",
@@ -15,8 +15,11 @@ PRIVATE_NAMES = frozenset(
         "JOURNAL_STREAM",
         "INVOCATION_ID",
         "MAINPID",
+        "SYSTEMD_EXEC_PID",
         "RUNTIME_DIRECTORY",
         "STATE_DIRECTORY",
+        "CACHE_DIRECTORY",
+        "LOGS_DIRECTORY",
         "CONFIGURATION_DIRECTORY",
         "PYTHONSTARTUP",
     }

@@ -22,6 +22,8 @@ from supervisor.template import LaunchFailed, Role, TemplateFailed, TemplateProc
 RESTART_DELAYS_S = (0.1, 0.5, 2.0, 5.0, 15.0)
 #: End of the launch method of a worker in a PID namespace.
 NAMESPACED = "+pid_namespace"
+#: End of the launch method of a worker that cannot leave the cgroup that was given to its supervisor.
+SEALED = "+sealed"
 
 
 class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +53,8 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that exists and has not said hello yet. ``leaf`` is where it and all that it starts live.
 
-    ``method``: how it was made; ``+pid_namespace`` at its end if it is the init of a namespace of its own.
+    ``method``: how it was made; ``+pid_namespace`` at its end if it is the init of a namespace of its own, ``+sealed``
+    if it cannot leave the cgroup that was given to the supervisor.
     """
 
     child: Child
@@ -76,6 +79,11 @@ class Loader:
     def newborn_leaves(self) -> frozenset[str]:
         """Leaves of launches under way, as /proc/PID/cgroup names them."""
         return frozenset(self._newborn_leaves)
+
+    @property
+    def leaves(self) -> list[Leaf]:
+        """Leaves of the templates and standbys that live."""
+        return [process.leaf for process in self._processes if process.leaf is not None]
 
     def is_resident(self, identity: Identity) -> bool:
         """Whether the import of a template that lives started that process: it belongs to no job."""
@@ -158,7 +166,7 @@ class Loader:
                 answer = await self._ask(process, launch, descriptors)
                 child = self._adopt(process, answer)
                 leaf.add(child.pid)
-            return Launched(child=child, leaf=leaf, method=_method(answer))
+            return Launched(child=child, leaf=leaf, method=self._method(answer))
         except BaseException:
             await empty_and_remove(leaf)
             raise
@@ -194,7 +202,11 @@ class Loader:
         answer = await self._ask(process, launch, descriptors)
         self.release(process)
         process.release()
-        return Launched(child=process.child, leaf=process.leaf, method=answer.method)
+        return Launched(child=process.child, leaf=process.leaf, method=self._method(answer))
+
+    def _method(self, answer: frames.Launched) -> str:
+        sealed = self.tree is not None and self.tree.sealed
+        return answer.method + (SEALED if sealed else "") + (NAMESPACED if answer.namespace else "")
 
     def _limited(self, launch: frames.Launch, leaf: Leaf) -> frames.Launch:
         """Put the crew's limits in force in its leaf; what no controller does is left to the worker. Raises OSError."""
@@ -227,10 +239,11 @@ class Loader:
         return child
 
 
-def _method(answer: frames.Launched) -> str:
-    return answer.method + (NAMESPACED if answer.namespace else "")
-
-
 def is_namespaced(method: str) -> bool:
     """Whether a worker made so was the init of a PID namespace of its own."""
     return method.endswith(NAMESPACED)
+
+
+def is_sealed(method: str) -> bool:
+    """Whether a worker made so could not leave the cgroup that was given to its supervisor."""
+    return SEALED in method

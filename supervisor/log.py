@@ -1,4 +1,7 @@
-"""Structured logging: one JSON line per fact on stderr, an event name and fields, never interpolated text."""
+"""Structured logging: an event name and fields, never interpolated text.
+
+One JSON line per fact on stderr; under systemd one record with fields in its journal.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
+
+from supervisor import journald
 
 Field = str | int | float | bool | Path | None | Sequence["Field"] | Mapping[str, "Field"]
 
@@ -81,11 +86,15 @@ class JsonLines(logging.Formatter):
             return json.dumps({name: str(value) for name, value in line.items()})
 
 
-def configure(*, level: str = "info", stream: TextIO | None = None) -> None:
-    """Send every record of this process from ``level`` up to ``stream`` (stderr). Replaces earlier handlers."""
+def configure(*, level: str = "info", stream: TextIO | None = None, environ: Mapping[str, str] | None = None) -> None:
+    """Send every record of this process from ``level`` up to ``stream`` (stderr). Replaces earlier handlers.
+
+    Where ``environ`` says that stderr is connected to systemd's journal, records go there in its own form.
+    """
     # A log nobody reads any more (EPIPE, ENOSPC) must not take the supervisor down nor print tracebacks.
     logging.raiseExceptions = False
-    handler = logging.StreamHandler(stream or sys.stderr)
+    native = stream is None and environ is not None and journald.is_connected(environ, sys.stderr)
+    handler: logging.Handler = journald.Handler() if native else logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -12,7 +12,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +20,9 @@ import msgspec
 
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
+#: How long a new child may take to show in /proc, and between two looks, seconds.
+SHOWN_S = 1.0
+SHOWN_POLL_S = 0.0005
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -98,6 +101,18 @@ def identify(pid: int) -> Identity | None:
     return Identity(pid=pid, start_ticks=ticks, boot_id=boot_id(), pid_ns=pid_namespace())
 
 
+def identify_child(pid: int) -> Identity | None:
+    """Identity of a child of ours that was just started and is not reaped; None if /proc does not show it in time.
+
+    Where /proc hides what we may not trace (hidepid=, systemd's ProtectProc=), a child of an undumpable parent is
+    hidden until its exec is through, which posix_spawn does not wait for to the very end.
+    """
+    give_up = time.monotonic() + SHOWN_S
+    while (found := identify(pid)) is None and time.monotonic() < give_up:
+        time.sleep(SHOWN_POLL_S)
+    return found
+
+
 def is_alive(identity: Identity) -> bool:
     """Whether that very process still exists here (a zombie that nobody reaped counts)."""
     if identity.boot_id != boot_id() or identity.pid_ns != pid_namespace():
@@ -173,6 +188,19 @@ def _prctl(option: int, value: int) -> None:
     if libc.prctl(option, value, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
+
+
+def is_main_of_unit(environ: Mapping[str, str]) -> bool:
+    """Whether systemd itself executed this very process (systemd.exec(5)); children of such a one inherit the name."""
+    return environ.get("SYSTEMD_EXEC_PID") == str(os.getpid())
+
+
+def is_unprivileged_for_good() -> bool:
+    """Whether we are not root, have no capability, and nothing that we execute can gain any (proc_pid_status(5))."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    status = {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
+    held = [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")]
+    return 0 not in os.getresuid() and not any(held) and status.get("NoNewPrivs") == "1"
 
 
 @cache
@@ -356,6 +384,13 @@ class Reaper:
                 if not known.exited.done() and is_zombie(pid):
                     known.collect()
             elif is_zombie(pid) and not self.may_be_newborn(pid):
-                with contextlib.suppress(ChildProcessError):
-                    if os.waitpid(pid, os.WNOHANG)[0] == pid:
-                        self.reaped_orphans += 1
+                self.collect_orphan(pid)
+
+    def collect_orphan(self, pid: int) -> bool:
+        """Reap a child that is no known one, if it has ended. Returns whether it is gone."""
+        try:
+            gone = os.waitpid(pid, os.WNOHANG)[0] == pid
+        except ChildProcessError:
+            return True
+        self.reaped_orphans += gone
+        return gone

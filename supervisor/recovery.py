@@ -25,6 +25,7 @@ from supervisor.job import Job, Outcome
 from supervisor.journal import Ending, Journal, Unfinished, WorkerIdentity
 from supervisor.loader import is_namespaced
 from supervisor.log import get_log
+from supervisor.predecessor import Predecessor
 from supervisor.processes import boot_id, is_alive, is_zombie, kill_identity, pid_namespace
 from supervisor.stop import Pause, exit_of
 from supervisor.workspace import Workspace
@@ -45,6 +46,7 @@ class Recovery:
         self, journal: Journal, tree: Tree | None, workspace: Workspace, *, stop_timeout_s: float, confined: bool
     ) -> None:
         self._confined = confined
+        self._predecessor = Predecessor(tree)
         self._journal = journal
         self._tree = tree
         self._workspace = workspace
@@ -53,12 +55,16 @@ class Recovery:
     async def run(self) -> list[tuple[Job, asyncio.Task[None]]]:
         """Kill, prove and record, at most ``stop_timeout_s`` seconds in all. Returns the jobs not proved yet."""
         unfinished = await self._journal.unfinished()
+        self._vacated = asyncio.get_running_loop().create_task(self._predecessor.vacate())
         fenced = [(Job(item.record, b""), item) for item in unfinished]
         tasks = {job: asyncio.get_running_loop().create_task(self._fence(job, item)) for job, item in fenced}
         leftovers = asyncio.get_running_loop().create_task(self._clear_leaves({item.record.row for item in unfinished}))
-        await asyncio.wait({leftovers, *tasks.values()}, timeout=self._stop_timeout_s)
+        await asyncio.wait({leftovers, self._vacated, *tasks.values()}, timeout=self._stop_timeout_s)
+        self._predecessor.closed = True
         if not leftovers.done():
             log.error("leftover_leaves_alive")
+        if self._predecessor.strays:
+            log.warning("leftovers_killed", pids=[stray.pid for stray in self._predecessor.strays])
         late = [(job, task) for job, task in tasks.items() if not task.done()]
         for job, _ in late:
             job.unconfirmed.set()
@@ -91,8 +97,25 @@ class Recovery:
         points.reach("recovery.killed")
         word = self._word_of_keeper(item) if worker is not None and worker.keeper is not None else None
         evidence = _evidence(item, requested_at, len(killed), confined=self._confined, word=word)
+        if worker is not None and not evidence.confirmed and self._predecessor.covers(worker):
+            evidence = await self._await_vacancy(evidence)
         ending = _ending(item, evidence)
         await self._record(job, ending)
+
+    async def _await_vacancy(self, evidence: StopEvidence) -> StopEvidence:
+        """Evidence of one that could leave its leaf and not our cgroup: nobody but us is left in all of that."""
+        await asyncio.shield(self._vacated)
+        now = time.time()
+        return msgspec.structs.replace(
+            evidence,
+            confirmed=True,
+            method=Method.SEALED_CGROUP,
+            reason="restart",
+            confirmed_at=now,
+            elapsed_ms=round((now - evidence.requested_at) * 1000, 3),
+            strays=self._predecessor.strays,
+            processes_left=0,
+        )
 
     async def _kill(self, row: int, worker: WorkerIdentity | None) -> set[int]:
         """Kill what is in the job's leaves and the recorded worker until nothing of it can be seen."""

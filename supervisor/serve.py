@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import os
 import shutil
 import signal
+import socket
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from aiohttp import web
@@ -28,8 +31,12 @@ from supervisor.journal import Journal, open_journal
 from supervisor.launcher import Launcher
 from supervisor.loader import LaunchSettings, Loader
 from supervisor.log import configure, get_log
+from supervisor.notify import Notifier
+from supervisor.pulse import Pulse, status_line
 from supervisor.recovery import Recovery
+from supervisor.run.mailbox import first
 from supervisor.run.means import Means
+from supervisor.sockets import inherited, is_local, place
 from supervisor.strays import Hunter
 from supervisor.threads import started_pool
 from supervisor.workspace import Workspace
@@ -44,6 +51,12 @@ EXIT_START = 3
 IO_THREADS = 6
 #: aiohttp's own wait for handlers at the end; ours have ended by then, seconds.
 HTTP_SHUTDOWN_S = 1.0
+#: Connections that may wait to be accepted.
+BACKLOG = 1024
+#: A connection that was accepted last may take this long to send its request, seconds.
+LAST_REQUEST_S = 0.25
+#: What a start may take beside the bounded waits in it, seconds.
+START_SLACK_S = 30.0
 #: An idle connection, or one that never ends its request's head, is closed after this, seconds.
 KEEPALIVE_S = 75.0
 
@@ -51,28 +64,44 @@ KEEPALIVE_S = 75.0
 def main(config_path: Path | None) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit status."""
     serve_below_init()
-    configure()
+    configure(environ=os.environ)
+    # The watchdog's SIGABRT names the place where a blocked process stood.
+    faulthandler.enable()
     try:
+        # First of all: what is started from here on must not inherit them.
+        sockets = inherited(os.environ)
         settings = load(config_path, os.environ)
+        _check_exposure(settings, sockets)
         if Operation.TRAIN in settings.allowed_operations and settings.training_dir is not None:
             prepare_training_dir(settings.training_dir)
         user = resolve_worker_user(settings)
+        return asyncio.run(Supervisor(settings, user, sockets).serve())
     except ConfigError as error:
         log.error("config_refused", detail=error.detail)
         return EXIT_CONFIG
-    try:
-        return asyncio.run(Supervisor(settings, user).serve())
     except StartError as error:
         log.error("start_refused", detail=error.detail)
         return EXIT_START
 
 
+def _check_exposure(settings: Settings, sockets: list[socket.socket]) -> None:
+    """Passed sockets take the place of host and port, and so must their check."""
+    reachable = [place(found) for found in sockets if not is_local(found)]
+    if reachable and not (settings.tokens and settings.state_file):
+        raise ConfigError(
+            f"socket {reachable[0]} was passed, which is not loopback, so the server cannot run without a bearer token"
+            " and a state_file; set them, or ListenStream=127.0.0.1:8090"
+        )
+
+
 class Supervisor:
     """One serving process."""
 
-    def __init__(self, settings: Settings, user: User | None) -> None:
+    def __init__(self, settings: Settings, user: User | None, sockets: list[socket.socket]) -> None:
         self._settings = settings
         self._user = user
+        self._sockets = sockets
+        self._notifier = Notifier(os.environ)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._reload = asyncio.Event()
@@ -85,6 +114,9 @@ class Supervisor:
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> int:
         settings = self._settings
+        # Recovery, and at most two imports of the registry.
+        self._notifier.send(STATUS="recovering, then loading the registry")
+        self._notifier.extend(settings.stop_timeout_s + 2 * settings.registry_timeout_s + START_SLACK_S)
         open_files, warning = raise_descriptor_limit(settings.max_concurrency)
         if warning:
             log.warning("descriptors_few", detail=warning)
@@ -128,7 +160,7 @@ class Supervisor:
         for job, task in recovered:
             jobs.adopt(job, task)
         routes = Routes(means, jobs, HealthReport(means, jobs, tree))
-        return await self._listen(routes, jobs, launcher)
+        return await self._listen(routes, jobs, means)
 
     def _places(self, stack: contextlib.AsyncExitStack) -> tuple[Path, Path]:
         settings = self._settings
@@ -145,7 +177,8 @@ class Supervisor:
         if method in ("group", "keeper"):
             return None
         try:
-            tree = open_tree(self._settings.cgroup_root, journal.instance_id)
+            main = processes.is_main_of_unit(os.environ)
+            tree = open_tree(self._settings.cgroup_root, journal.instance_id, main=main)
         except StartError as error:
             if method == "auto":
                 log.info("stop_method", method="keeper", reason=error.detail)
@@ -178,8 +211,7 @@ class Supervisor:
             namespace=settings.pid_namespace == "auto" and self._user is None and os.geteuid() == 0,
         )
 
-    async def _listen(self, routes: Routes, jobs: Jobs, launcher: Launcher) -> int:
-        settings = self._settings
+    async def _listen(self, routes: Routes, jobs: Jobs, means: Means) -> int:
         runner = web.AppRunner(
             routes.application(self._edge),
             access_log=None,
@@ -188,22 +220,60 @@ class Supervisor:
         )
         await runner.setup()
         try:
-            site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
-            try:
-                await site.start()
-            except OSError as error:
-                raise StartError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
+            await self._open_sites(runner)
             self._install_signals()
-            host, port = runner.addresses[0][:2]
+            address = runner.addresses[0]
+            host, port = address[:2] if isinstance(address, tuple) else (address, None)
             log.info("listening", host=host, port=port, version=VERSION, pid=os.getpid())
-            await self._until_stopped(launcher)
-            log.info("draining", running=jobs.running, queued=jobs.queued)
-            proved = await jobs.shut_down(self._hurry)
-            routes.close_streams()
+            async with self._pulsing(jobs, means) as pulse:
+                self._notifier.send(READY=1)
+                await self._until_stopped(means.launcher)
+                self._notifier.send(STOPPING=1)
+                pulse.draining = True
+                pulse.beat()
+                log.info("draining", running=jobs.running, queued=jobs.queued)
+                proved = await jobs.shut_down(self._hurry)
+                routes.close_streams()
+                await self._stop_accepting(runner)
         finally:
             await runner.cleanup()
         log.info("stopped", proved=proved)
         return EXIT_OK if proved else EXIT_UNPROVED
+
+    async def _open_sites(self, runner: web.AppRunner) -> None:
+        settings = self._settings
+        if self._sockets:
+            for found in self._sockets:
+                await web.SockSite(runner, found, backlog=BACKLOG).start()
+                log.info("listening_on_passed_socket", address=place(found), ignored=f"{settings.host}:{settings.port}")
+        else:
+            try:
+                await web.TCPSite(runner, settings.host, settings.port, backlog=BACKLOG).start()
+            except OSError as error:
+                raise StartError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
+
+    async def _stop_accepting(self, runner: web.AppRunner) -> None:
+        """Leave what still comes to the next process, to which the manager hands the same sockets."""
+        if self._sockets:
+            for site in list(runner.sites):
+                await site.stop()
+            await asyncio.sleep(LAST_REQUEST_S)
+
+    @contextlib.asynccontextmanager
+    async def _pulsing(self, jobs: Jobs, means: Means) -> AsyncIterator[Pulse]:
+        def status() -> str:
+            faults = () if means.journal.writable else ("the journal cannot be written",)
+            unknown = means.journal.effects.unknown
+            return status_line(running=jobs.running, queued=jobs.queued, unknown_effects=unknown, faults=faults)
+
+        pulse = Pulse(self._notifier, means.journal, status)
+        beating = asyncio.get_running_loop().create_task(pulse.run())
+        try:
+            pulse.beat()
+            yield pulse
+        finally:
+            beating.cancel()
+            await asyncio.wait({beating})
 
     def _install_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -223,13 +293,24 @@ class Supervisor:
             finally:
                 for wait in waits:
                     wait.cancel()
-            if self._reload.is_set():
+            if self._reload.is_set() and not self._stop.is_set():
                 self._reload.clear()
-                self._reload_tokens()
-                try:
-                    await launcher.reload()
-                except CrewError as error:
-                    log.error("reload_failed", detail=error.detail)
+                await self._reload_all(launcher)
+
+    async def _reload_all(self, launcher: Launcher) -> None:
+        """Read the tokens and load the registry anew; a stop does not wait for an import."""
+        self._notifier.reloading()
+        self._reload_tokens()
+        reload = asyncio.get_running_loop().create_task(launcher.reload())
+        await first(asyncio.wait({reload}), self._stop.wait())
+        reload.cancel()
+        try:
+            await reload
+        except asyncio.CancelledError:
+            log.warning("reload_cut_short")
+        except CrewError as error:
+            log.error("reload_failed", detail=error.detail)
+        self._notifier.send(READY=1)
 
     def _reload_tokens(self) -> None:
         """Read the tokens again; of the other settings none changes without a restart."""

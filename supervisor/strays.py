@@ -5,6 +5,8 @@ The supervisor is a subreaper, so whatever a dead worker leaves behind becomes i
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -37,10 +39,14 @@ class Hunter:
         newborn = self._loader.newborn_leaves
         strays: list[Identity] = []
         suspects: dict[Identity, float] = {}
+        hidden, unnamed = False, list[Stray]()
         for pid in self._reaper.unknown():
             where = cgroup_of(pid) or ""
             identity = identify(pid)
-            if identity is None or self._loader.is_resident(identity):
+            if identity is None:
+                hidden |= self._strike_hidden(pid, leaves, unnamed)
+                continue
+            if self._loader.is_resident(identity):
                 continue
             if where in newborn or any(_within(where, leaf) for leaf in leaves):
                 continue
@@ -53,7 +59,7 @@ class Hunter:
         named = [Stray(pid=each.pid, started_at=each.started_at, command=command(each.pid)) for each in strays]
         for each in self._freeze(strays, leaves):
             signal_identity(each, signal.SIGKILL)
-        return named, not strays and not suspects
+        return [*named, *unnamed], not strays and not unnamed and not suspects and not hidden
 
     def _freeze(self, strays: list[Identity], leaves: list[Leaf]) -> set[Identity]:
         """Stop strays and all below them until a look finds no newcomer; returns all that was seen.
@@ -79,6 +85,22 @@ class Hunter:
                 where = cgroup_of(pid) or ""
                 if identity is not None and not any(_within(where, leaf) for leaf in leaves):
                     yield identity
+
+    def _strike_hidden(self, pid: int, leaves: Iterable[Leaf], unnamed: list[Stray]) -> bool:
+        """Kill a child that /proc does not show, unless a cgroup of ours accounts for it. Returns whether it may live.
+
+        One that we have not reaped cannot be gone: /proc hides the undumpable (hidepid=, systemd's ProtectProc=), even
+        as zombies.
+        """
+        if self._reaper.collect_orphan(pid):
+            return False
+        if any(pid in leaf.pids() for leaf in (*leaves, *self._loader.leaves)):
+            return False
+        if not self._loader.newborn_leaves:
+            unnamed.append(Stray(pid=pid))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return True
 
 
 def _within(proc_path: str, leaf: Leaf) -> bool:

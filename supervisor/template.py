@@ -19,7 +19,7 @@ from protocol.errors import CrewError, ProtocolViolation
 from supervisor.capture import Capture
 from supervisor.cgroup import Leaf
 from supervisor.channel import Channel
-from supervisor.processes import Child, Identity, Reaper, descendants, identify, resident_bytes
+from supervisor.processes import Child, Identity, Reaper, descendants, identify, identify_child, resident_bytes
 
 #: Descriptor of the control socket in the new process.
 CONTROL_FD = 3
@@ -83,7 +83,7 @@ class TemplateProcess:
         with theirs:
             pid = _spawn(role.environment, theirs.fileno(), write_fd)
         os.close(write_fd)
-        identity = identify(pid)
+        identity = identify_child(pid)
         if identity is None:
             raise TemplateFailed(f"the {role.name} vanished at its start")
         child = Child(identity)

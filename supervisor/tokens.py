@@ -11,6 +11,10 @@ from pathlib import Path
 from protocol.errors import ConfigError
 
 MAX_TOKEN_BYTES = 16_384
+#: Permissions that a token file must not have, and a credential of root's: systemd lets a service read that one by an
+#: access list, whose mask stands where the group's bits stand elsewhere.
+FORBIDDEN = 0o077
+FORBIDDEN_OF_CREDENTIAL = 0o037
 
 
 def check_token(text: str, origin: str) -> str:
@@ -32,23 +36,34 @@ def check_token(text: str, origin: str) -> str:
     return token
 
 
+def read_credential(path: Path) -> str:
+    """Return the token in a file of CREDENTIALS_DIRECTORY (systemd.exec(5)). As ``read_token_file``, but for the mode:
+
+    0400 of the service's user, or 0440 of root.
+    """
+    return _read(path, f"credential {str(path)!r}", FORBIDDEN_OF_CREDENTIAL)
+
+
 def read_token_file(path: Path) -> str:
     """Return the token in ``path``.
 
     The file must be regular, no symlink, closed to group and others (0600 or 0400) and of 1 to MAX_TOKEN_BYTES; it is
     the same file before and after it is opened. Raises ConfigError.
     """
-    origin = f"bearer_token_file {str(path)!r}"
+    return _read(path, f"bearer_token_file {str(path)!r}", FORBIDDEN)
+
+
+def _read(path: Path, origin: str, forbidden: int) -> str:
     try:
         before = os.lstat(path)
-        _check_stat(before, origin)
+        _check_stat(before, origin, forbidden)
         # O_NONBLOCK: opening a FIFO that took the file's place must not wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, "rb", buffering=0) as file:
             after = os.fstat(fd)
             if (after.st_dev, after.st_ino) != (before.st_dev, before.st_ino):
                 raise ConfigError(f"{origin} was replaced while it was opened; start again")
-            _check_stat(after, origin)
+            _check_stat(after, origin, forbidden)
             body = file.read(MAX_TOKEN_BYTES + 1) or b""
     except OSError as error:
         raise ConfigError(f"{origin} cannot be read: {error.strerror}; create it with mode 0600") from None
@@ -61,10 +76,10 @@ def read_token_file(path: Path) -> str:
     return check_token(text, origin)
 
 
-def _check_stat(found: os.stat_result, origin: str) -> None:
+def _check_stat(found: os.stat_result, origin: str, forbidden: int) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(f"{origin} is a symbolic link or no regular file; name the file itself")
-    if found.st_mode & 0o077:
+    if found.st_mode & (forbidden if found.st_uid == 0 else FORBIDDEN):
         raise ConfigError(
             f"{origin} is open to group or others (mode {stat.S_IMODE(found.st_mode):04o}); chmod it to 0600"
         )

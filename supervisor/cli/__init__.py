@@ -11,6 +11,7 @@ from supervisor.cli.configuration import config_group
 from supervisor.cli.effects import effects_group
 from supervisor.cli.journal import journal_group
 from supervisor.cli.shared import config_option
+from supervisor.cli.units import install_units
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -31,6 +32,7 @@ def serve(config_path: Path | None) -> None:
 cli.add_command(config_group)
 cli.add_command(journal_group)
 cli.add_command(effects_group)
+cli.add_command(install_units)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import msgspec
 from protocol.errors import ConfigError
 from protocol.operations import Operation
 from supervisor import tokens
+from supervisor.config import credentials
 from supervisor.config.kinds import Refused, suggest
 from supervisor.config.settings import CrewSettings, Settings
 from supervisor.config.table import (
@@ -52,11 +53,12 @@ def load(argv_config: Path | None, environ: Mapping[str, str]) -> Settings:
     if config_file is not None:
         values |= _from_file(_read_toml(config_file), config_file)
     values |= _from_environment(environ)
-    token = _resolve_token(values)
+    token = _resolve_token(values, environ)
     more, read_only = (
         tuple(tokens.read_token_file(path) for path in values.pop(setting.name, ()))
         for setting in (MORE_TOKEN_FILES, READ_TOKEN_FILES)
     )
+    read_only += credentials.read(credentials.READ_TOKEN, environ)
     if not values.get("registry"):
         raise ConfigError("registry (AIP_CREWAI_REGISTRY) is not set; set it to module:attribute")
     values.setdefault("max_queue", values.get("max_retained_runs", _default("max_retained_runs")))
@@ -200,8 +202,8 @@ def _show(value: Any) -> str:
     return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
-def _resolve_token(values: dict[str, Any]) -> str | None:
-    """Take the two token settings out of ``values`` and return the token."""
+def _resolve_token(values: dict[str, Any], environ: Mapping[str, str]) -> str | None:
+    """Take the two token settings out of ``values`` and return the token; a credential stands in for both."""
     inline, path = values.pop(BEARER_TOKEN.name, None), values.pop(BEARER_TOKEN_FILE.name, None)
     if inline is not None and path is not None:
         raise ConfigError(
@@ -210,7 +212,9 @@ def _resolve_token(values: dict[str, Any]) -> str | None:
         )
     if path is not None:
         return tokens.read_token_file(path)
-    return None if inline is None else tokens.check_token(inline, "bearer_token")
+    if inline is not None:
+        return tokens.check_token(inline, "bearer_token")
+    return next(iter(credentials.read(credentials.BEARER_TOKEN, environ)), None)
 
 
 def _default(name: str) -> Any:

@@ -33,7 +33,7 @@ from supervisor.journal.records import (
     Unfinished,
     WorkerIdentity,
 )
-from supervisor.journal.writer import Op, Tally, Writer, probe
+from supervisor.journal.writer import Op, Tally, Writer, look, probe
 from supervisor.log import get_log
 from supervisor.processes import Identity
 
@@ -116,6 +116,16 @@ class Journal:
     async def probe(self) -> None:
         """Write and commit something tiny. Raises JournalUnavailable."""
         await self.write(probe)
+
+    async def answers(self) -> bool:
+        """Wait until the writer thread has answered, be it with an error. False when it has died."""
+        # An idle writer that is unwell tries a real write now and then; this must not keep it from that.
+        op = look if self.writable else probe
+        try:
+            await self.write(op)
+        except JournalUnavailable:
+            return self._writer.alive
+        return True
 
     async def close(self) -> None:
         """Write what waits, fold the log into the file, give the lock back."""

@@ -100,6 +100,10 @@ def probe(connection: sqlite3.Connection) -> None:
     )
 
 
+def look(connection: sqlite3.Connection) -> None:
+    """Nothing: whoever asked learns that the writer gets round to it."""
+
+
 class Writer:
     """Owns the writing connection. ``submit`` belongs to one event loop's thread; everything else is the writer's.
 
@@ -135,6 +139,11 @@ class Writer:
     def writable(self) -> bool:
         """Whether the last attempt to write succeeded and the reserve is in place."""
         return self._healthy and self._death is None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread can still answer; one that has died is brought back by nothing but a restart."""
+        return self._death is None and self._thread.is_alive()
 
     @property
     def idle_connection(self) -> sqlite3.Connection | None:

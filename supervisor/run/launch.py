@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import time
 
 import msgspec
@@ -33,6 +34,8 @@ log = get_log(__name__)
 LAUNCH_ATTEMPTS = 2
 #: Wait between attempts to prove a stop whose deadline has passed, seconds.
 STOP_RETRY_S = 0.5
+#: Characters of an Action id in the name of a leaf.
+NAMED_CHARS = 64
 #: Between the end of a pipe and the exit of its worker, or the relay of a wait status, seconds.
 STATUS_PATIENCE_S = 1.0
 
@@ -65,6 +68,11 @@ async def prepare(job: Job, means: Means) -> tuple[frames.Directories, frames.Go
         effects=settings.crew(record.crew_id).effects,
     )
     return directories, go
+
+
+def leaf_name(row: int, attempt: int, action_id: str) -> str:
+    """Name of a job's leaf: a restart finds it by its row, people by the Action, as far as a file name takes that."""
+    return f"job-{row}.{attempt}.{re.sub(r'[^A-Za-z0-9._-]+', '_', action_id)[:NAMED_CHARS]}"
 
 
 class Bringup:
@@ -111,7 +119,8 @@ class Bringup:
             supervisor_pid=os.getpid(),
         )
         try:
-            launched = await self._means.launcher.launch(launch, pipes.worker_ends(), f"job-{record.row}.{attempt}")
+            name = leaf_name(record.row, attempt, record.action_id)
+            launched = await self._means.launcher.launch(launch, pipes.worker_ends(), name)
         except BaseException:
             pipes.close()
             raise

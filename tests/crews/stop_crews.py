@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from tests.crews import fake_crews, heartbeat
 from tests.crews.fake_crews import LLM_ANSWER
 
 POLL_S = 0.002
+PR_SET_DUMPABLE = 4
 #: In case nobody makes the file that is waited for.
 PATIENCE_S = 30.0
 
@@ -55,10 +57,12 @@ class Escapee:
     """The worker itself forks into a new session, twice, and beats there with all of the worker's descriptors open.
 
     ``inputs.then``: what the first process does, ``exit`` (without a word), ``return`` or ``block``. ``inputs.cgroup``:
-    a cgroup directory to move the escaped one to.
+    a cgroup directory to move the escaped one to. ``inputs.hidden``: no other process may trace it.
     """
 
     def kickoff(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        if inputs.get("hidden"):
+            assert ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0
         heartbeat.detach(str(inputs["heartbeat"]))
         if "cgroup" in inputs:
             escaped = Path(inputs["heartbeat"]).read_text(encoding="ascii").split()[0]

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import StartError
-from supervisor.cgroup import Tree, open_tree
+from supervisor.cgroup import Tree, is_sealed, open_tree
+from supervisor.processes import is_main_of_unit
 from tests.support.procs import alive, wait_until
 
 #: Its leader thread exits while another thread sleeps on: a zombie by its state, and alive.
@@ -107,3 +108,15 @@ def test_a_directory_that_is_no_cgroup_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="no cgroup v2"):
         open_tree(tmp_path, uuid.uuid4().hex)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="about root")
+def test_root_is_never_sealed_in(tree: Tree) -> None:
+    assert not is_sealed(tree.own)
+    assert not tree.sealed
+
+
+def test_only_the_process_that_systemd_executed_is_the_main_one_of_its_unit() -> None:
+    assert is_main_of_unit({"SYSTEMD_EXEC_PID": str(os.getpid())})
+    assert not is_main_of_unit({"SYSTEMD_EXEC_PID": str(os.getppid())})
+    assert not is_main_of_unit({})

@@ -19,7 +19,15 @@ SECRETS: dict[str, str | None] = {
     "NOTIFY_SOCKET": "@a-socket-of-the-tests",
     "CREDENTIALS_DIRECTORY": "/credentials-of-the-tests",
     "WATCHDOG_USEC": "30000000",
+    "WATCHDOG_PID": "1",
     "LISTEN_FDS": "0",
+    "LISTEN_PID": "1",
+    "LISTEN_FDNAMES": "http",
+    "INVOCATION_ID": "0123456789abcdef",
+    "JOURNAL_STREAM": "9:9",
+    "SYSTEMD_EXEC_PID": "1",
+    "STATE_DIRECTORY": "/state-of-the-tests",
+    "MEMORY_PRESSURE_WATCH": "/dev/null",
 }
 KEPT = "A_VARIABLE_OF_THE_OPERATOR"
 OPEN_FILES = 1024

@@ -22,6 +22,9 @@ from supervisor import serve
 from supervisor.cgroup import Leaf
 from supervisor.effects import Desk
 from supervisor.journal import Ledger, readers
+from supervisor.journal.writer import Writer
+from supervisor.predecessor import Predecessor
+from supervisor.pulse import Pulse
 from supervisor.recovery import Recovery
 from supervisor.run.recorder import Recorder
 from supervisor.stop import Stop
@@ -139,6 +142,48 @@ def hoping() -> None:
     replace(Desk, "lose_open", lambda desk: None)
 
 
+def _take_order(variable: str) -> bool:
+    """Whether the file that ``variable`` names is there; it is removed, so that a restarted process finds none."""
+    try:
+        os.unlink(os.environ[variable])
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def blocked() -> None:
+    """The event loop stands still once the file that BLOCK_ORDER names is there."""
+    beat = Pulse.beat
+
+    def block(pulse: Pulse) -> None:
+        if _take_order("BLOCK_ORDER"):
+            time.sleep(600)
+        beat(pulse)
+
+    replace(Pulse, "beat", block)
+
+
+def deaf() -> None:
+    """The journal's writer thread hangs once the file that BLOCK_ORDER names is there; the event loop turns."""
+    perform = Writer._perform
+
+    def hang(writer: Writer, batch: list[Any]) -> list[Any]:
+        if _take_order("BLOCK_ORDER"):
+            time.sleep(600)
+        return perform(writer, batch)
+
+    replace(Writer, "_perform", hang)
+
+
+def trusting() -> None:
+    """A restart takes its unit's cgroup for empty, without a look."""
+
+    async def vacate(predecessor: Predecessor) -> None:
+        pass
+
+    replace(Predecessor, "vacate", vacate)
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "toothless": toothless,
     "blind": blind,
@@ -152,6 +197,9 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "eager": eager,
     "granting": granting,
     "hoping": hoping,
+    "blocked": blocked,
+    "deaf": deaf,
+    "trusting": trusting,
 }
 
 

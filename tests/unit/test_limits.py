@@ -68,8 +68,8 @@ def test_delegated_controllers_are_passed_on_after_we_have_moved_aside(tmp_path:
     base = _directory(tmp_path / "own" / "base", "")
     home = tmp_path / "own" / "supervisor"
     _directory(home, "")
-    tree = Tree(base)
-    tree.enable_controllers(own)
+    tree = Tree(base, own)
+    tree.settle()
     assert tree.controllers == {"cpu", "memory", "pids"}
     assert (own.path / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
     assert (base.path / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
@@ -79,13 +79,13 @@ def test_delegated_controllers_are_passed_on_after_we_have_moved_aside(tmp_path:
 def test_a_kernel_that_refuses_leaves_us_where_we_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = _directory(tmp_path / "own", "memory pids")
     _directory(tmp_path / "own" / "supervisor", "")
-    tree = Tree(_directory(tmp_path / "own" / "base", ""))
+    tree = Tree(_directory(tmp_path / "own" / "base", ""), own)
 
     def busy(self: Leaf, files: object) -> None:
         raise OSError(16, "Device or resource busy")
 
     monkeypatch.setattr(Leaf, "write", busy)
-    tree.enable_controllers(own)
+    tree.settle()
     assert tree.controllers == frozenset()
     assert (own.path / "cgroup.procs").read_text().isdigit()
 
@@ -104,8 +104,8 @@ def test_jobs_together_may_not_take_every_task_of_a_bounded_cgroup(
     _directory(tmp_path / "own" / "supervisor", "")
     if allowed is not None:
         (own.path / "pids.max").write_text(f"{allowed}\n")
-    tree = Tree(base)
-    tree.enable_controllers(own)
+    tree = Tree(base, own)
+    tree.settle()
     assert tree.controllers == {"pids"}
     bound = base.path / "pids.max"
     assert (bound.read_text() if bound.exists() else None) == left
@@ -116,7 +116,7 @@ def test_without_the_pids_controller_no_bound_is_written(tmp_path: Path) -> None
     base = _directory(tmp_path / "own" / "base", "")
     _directory(tmp_path / "own" / "supervisor", "")
     (own.path / "pids.max").write_text("4915\n")
-    Tree(base).enable_controllers(own)
+    Tree(base, own).settle()
     assert not (base.path / "pids.max").exists()
 
 
@@ -162,3 +162,19 @@ async def test_an_out_of_memory_kill_is_in_the_record_of_the_stop(
     evidence = finish.evidence_of(proof, decision, 0.0, None)
     recorded: dict[str, Any] = json.loads(finish.terminal_data(decision, evidence, b""))
     assert recorded["stop"]["worker"]["oom"] is oom
+
+
+def test_in_a_cgroup_of_its_own_it_moves_aside_without_controllers_too(tmp_path: Path) -> None:
+    own = _directory(tmp_path / "own", "")
+    home = _directory(tmp_path / "own" / "supervisor", "")
+    tree = Tree(_directory(tmp_path / "own" / "base", ""), own, alone=True)
+    tree.settle()
+    assert (home.path / "cgroup.procs").read_text().isdigit()
+    assert (own.path / "cgroup.subtree_control").read_text() == ""
+    assert tree.controllers == frozenset()
+
+
+def test_in_a_cgroup_of_others_it_stays_where_it_is_without_controllers(tmp_path: Path) -> None:
+    own = _directory(tmp_path / "own", "")
+    Tree(_directory(tmp_path / "own" / "base", ""), own).settle()
+    assert not (own.path / "supervisor").exists()
