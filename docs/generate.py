@@ -9,10 +9,14 @@ from pathlib import Path
 
 import supervisor
 from protocol.errors import CrewError
+from supervisor.doctor import CHECKS
 from supervisor.http.declare import EVERYWHERE, UNROUTED, Route
 from supervisor.http.routes import Routes
+from supervisor.metrics.table import LABELS, METRICS, Kind, Metric
 
 ERRORS = Path(__file__).with_name("errors.md")
+METRICS_FILE = Path(__file__).with_name("metrics.md")
+DOCTOR = Path(__file__).with_name("doctor.md")
 
 TOOL = "what a tool's caller gets: a `ToolFailure` with this code"
 #: Codes that no HTTP answer has, and where they are met instead.
@@ -105,5 +109,61 @@ def _where(error: type[CrewError]) -> str:
     return ", ".join(f"`{route.method} {route.path}`" for route in rows)
 
 
+METRICS_HEAD = """# Metrics
+
+Made by `python -m docs.generate` from `supervisor/metrics/table.py`; a test compares.
+
+`GET /metrics` wants the token, a read-only one will do, and answers in Prometheus' text format or, where that is
+accepted, in OpenMetrics. Counters begin at 0 with the process. A scrape reads memory and /proc and no disk. No label
+has the id of an Action in it. Beside these there are the `process_*` metrics of the supervisor's own process (CPU,
+memory, descriptors), as every Prometheus client has them.
+
+[monitoring/](monitoring/) has a Grafana dashboard, alert rules and how to scrape.
+"""
+
+
+def metrics_document() -> str:
+    """Text of metrics.md."""
+    lines = [METRICS_HEAD, "| metric | kind | labels | what |", "|---|---|---|---|"]
+    lines += [_metric_row(metric) for metric in METRICS]
+    lines += ["", "## Labels", "", "| label | values |", "|---|---|"]
+    lines += [f"| `{name}` | {values} |" for name, values in LABELS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _metric_row(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    text = metric.help
+    if metric.kind is Kind.HISTOGRAM:
+        text += f" Buckets to {metric.buckets[-1]:g}{' s' if metric.unit == 'seconds' else ''}."
+    return f"| `{metric.name}` | {metric.kind.value} | {labels} | {text} |"
+
+
+DOCTOR_HEAD = """# Doctor
+
+Made by `python -m docs.generate` from `supervisor/doctor/checks.py`; a test compares.
+
+`crew-supervisor doctor [--config FILE] [--json]` looks for what would keep a supervisor from starting, or from keeping
+its promises, on this machine. Each line is *ok*, *warning* or *failure*, with what to do about it. Exit status 0 if
+there is no failure, 1 if there is one. With `--json` it prints one document,
+`{"ok": true, "findings": [{"name": "...", "verdict": "ok", "detail": "...", "advice": ""}]}`.
+
+Run it as the supervisor's user, in its environment and working directory: another user has other rights, and a shell's
+cgroup is not the service's. Under systemd with our unit's settings:
+`systemd-run --pipe --wait -p User=... -p Delegate=yes -p WorkingDirectory=... crew-supervisor doctor --config ...`.
+Nothing is changed. A running supervisor is not disturbed, and is no failure. Where the configuration is refused, the
+checks that need it are left out.
+"""
+
+
+def doctor_document() -> str:
+    """Text of doctor.md."""
+    lines = [DOCTOR_HEAD, "| check | what it looks at |", "|---|---|"]
+    lines += [f"| `{check.name}` | {check.what} |" for check in CHECKS]
+    return "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
+    DOCTOR.write_text(doctor_document(), encoding="utf-8")
     ERRORS.write_text(errors_document(), encoding="utf-8")
+    METRICS_FILE.write_text(metrics_document(), encoding="utf-8")

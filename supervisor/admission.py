@@ -31,6 +31,10 @@ class FairQueue(Generic[Item]):
         """Slots taken."""
         return sum(self._running.values())
 
+    def first_in_line(self) -> list[Item]:
+        """Of each crew that waits, the item that waits longest."""
+        return [items[0] for items in self._waiting.values()]
+
     def add(self, crew: str, item: Item) -> None:
         """Let ``item`` wait for a slot."""
         self._waiting.setdefault(crew, deque()).append(item)

@@ -233,7 +233,8 @@ def _mounted_at() -> list[tuple[Path, str]]:
     return found
 
 
-def _own_directory(root: Path | None) -> Leaf:
+def own_directory(root: Path | None) -> Leaf:
+    """The directory to make our branch in: ``root``, or our own cgroup. Raises StartError where there is no v2."""
     own = cgroup_of(os.getpid())
     mounts = _mounted_at()
     if root is not None:
@@ -262,20 +263,21 @@ def is_sealed(own: Leaf) -> bool:
     return closed and own.holds(os.getpid()) and is_unprivileged_for_good()
 
 
-def open_tree(root: Path | None, instance_id: str, *, main: bool = False) -> Tree:
+def open_tree(root: Path | None, instance_id: str, *, main: bool = False, delegate: bool = True) -> Tree:
     """Find or make our branch and prove with a live probe that a leaf's kill empties it.
 
     ``root``: the directory to work below, by default the supervisor's own cgroup. ``main``: systemd executed this very
-    process, so that a service's cgroup was made for it. Raises StartError saying what fails.
+    process, so that a service's cgroup was made for it. ``delegate``: pass its controllers on, which changes it.
+    Raises StartError saying what fails.
     """
-    own = _own_directory(root)
+    own = own_directory(root)
     base = own.below(f"crew-supervisor-{instance_id[:12]}")
     alone = main and root is None and own.path.name.endswith(".service")
     tree = Tree(base, own, sealed=is_sealed(own), alone=alone)
     try:
         base.path.mkdir(exist_ok=True)
         tree.lock()
-        if root is None:
+        if root is None and delegate:
             tree.settle()
         _probe(tree)
     except OSError as error:

@@ -49,11 +49,16 @@ def worker_environment(environ: Mapping[str, str], user: str | None = None, *, h
     return {**DEFAULTS, **kept, **own, **FORCED}
 
 
+def descriptors_needed(max_concurrency: int) -> int:
+    """How many descriptors the supervisor may come to need."""
+    return max_concurrency * DESCRIPTORS_PER_JOB + DESCRIPTORS_ELSE
+
+
 def raise_descriptor_limit(max_concurrency: int) -> tuple[tuple[int, int], str | None]:
     """Raise our own soft limit to the hard one. Returns the original limits, for workers, and a warning if too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    needed = max_concurrency * DESCRIPTORS_PER_JOB + DESCRIPTORS_ELSE
+    needed = descriptors_needed(max_concurrency)
     if hard != resource.RLIM_INFINITY and hard < needed:
         return (soft, hard), f"{hard} descriptors are too few for max_concurrency = {max_concurrency}; allow {needed}"
     return (soft, hard), None

@@ -57,7 +57,8 @@ class HealthReport:
         self._means = means
         self._jobs = jobs
         fallback = "keeper" if means.launcher.loader.settings.keeper else "group"
-        self._stop_method = fallback if tree is None else "cgroup"
+        #: How the stops of jobs are carried out.
+        self.stop_method = fallback if tree is None else "cgroup"
 
     def checks(self) -> dict[str, bool]:
         """Each thing that new work needs, and whether it is there."""
@@ -94,7 +95,7 @@ class HealthReport:
             crewai_version=report.crewai,
             launch_mode=means.launcher.mode.name,
             launch_reason=means.launcher.reason,
-            stop_method=self._stop_method,
+            stop_method=self.stop_method,
             running=self._jobs.running,
             queued=self._jobs.queued,
             effects_unknown=means.journal.effects.unknown,

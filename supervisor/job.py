@@ -53,8 +53,13 @@ class LiveWorker:
             pid=self.work.child.pid,
             started_at=self.work.child.identity.started_at,
             cgroup=leaf.proc_path if leaf else None,
-            memory_bytes=(leaf.memory_bytes() if leaf else None) or resident_bytes(self.work.child.pid),
+            memory_bytes=self.memory_bytes(),
         )
+
+    def memory_bytes(self) -> int | None:
+        """Memory of all of the job by its cgroup, else what is resident of the worker alone; None when it is gone."""
+        leaf = self.work.leaf
+        return (leaf.memory_bytes() if leaf else None) or resident_bytes(self.work.child.pid)
 
 
 class Job:

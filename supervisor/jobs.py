@@ -52,6 +52,10 @@ class Jobs:
         """Jobs that wait for a slot."""
         return self._queue.waiting
 
+    def first_in_line(self) -> list[Job]:
+        """Of each crew with jobs that wait for a slot, the one that waits longest."""
+        return self._queue.first_in_line()
+
     @property
     def active(self) -> int:
         """Jobs without a terminal record."""

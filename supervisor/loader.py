@@ -13,10 +13,13 @@ import msgspec
 
 from protocol import frames, points
 from supervisor.cgroup import Leaf, Tree
+from supervisor.config import Settings
+from supervisor.environment import worker_environment
 from supervisor.keeper import Keeper
 from supervisor.limits import plan
 from supervisor.processes import Child, Identity, Reaper, cgroup_of, identify
 from supervisor.template import LaunchFailed, Role, TemplateFailed, TemplateProcess, empty_and_remove
+from supervisor.workspace import Workspace
 
 #: Waits between attempts to start a template that failed, seconds; the last repeats.
 RESTART_DELAYS_S = (0.1, 0.5, 2.0, 5.0, 15.0)
@@ -49,6 +52,35 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether each worker gets a keeper where there is no cgroup.
     keeper: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        *,
+        open_files: tuple[int, int],
+        workspace: Workspace,
+        epoch: int,
+        user: frames.User | None,
+    ) -> LaunchSettings:
+        """What the settings say about launching; ``open_files`` are the limits that we were started with."""
+        environment = worker_environment(os.environ, settings.worker_user, home=workspace.template)
+        return cls(
+            registry=settings.registry,
+            preload=settings.preload,
+            recycle_growth_bytes=settings.recycle_growth_bytes,
+            mode=settings.launch,
+            standby=settings.standby,
+            launch_timeout_s=settings.launch_timeout_s,
+            registry_timeout_s=settings.registry_timeout_s,
+            environment=environment | {"CREWAI_STORAGE_DIR": str(workspace.template)},
+            open_files=open_files,
+            output_directory=workspace.root,
+            epoch=epoch,
+            keeper=settings.stop_method != "group",
+            user=user,
+            namespace=settings.pid_namespace == "auto" and user is None and os.geteuid() == 0,
+        )
+
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that exists and has not said hello yet. ``leaf`` is where it and all that it starts live.
@@ -74,6 +106,11 @@ class Loader:
         self._processes: set[TemplateProcess] = set()
         self._newborn_leaves: set[str] = set()
         reaper.may_be_newborn = self._is_unannounced
+
+    @property
+    def pids(self) -> list[int]:
+        """Templates and standbys that were started and not discarded."""
+        return [process.child.pid for process in self._processes]
 
     @property
     def newborn_leaves(self) -> frozenset[str]:

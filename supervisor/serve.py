@@ -21,7 +21,7 @@ from protocol.operations import Operation
 from supervisor import processes
 from supervisor.cgroup import Tree, open_tree
 from supervisor.config import Settings, load, prepare_training_dir, resolve_worker_user
-from supervisor.environment import raise_descriptor_limit, worker_environment
+from supervisor.environment import raise_descriptor_limit
 from supervisor.health import VERSION, HealthReport
 from supervisor.http.edge import Edge
 from supervisor.http.routes import Routes
@@ -31,6 +31,8 @@ from supervisor.journal import Journal, open_journal
 from supervisor.launcher import Launcher
 from supervisor.loader import LaunchSettings, Loader
 from supervisor.log import configure, get_log
+from supervisor.metrics.exposition import Exposition
+from supervisor.metrics.meters import Meters
 from supervisor.notify import Notifier
 from supervisor.pulse import Pulse, status_line
 from supervisor.recovery import Recovery
@@ -124,7 +126,8 @@ class Supervisor:
         processes.become_subreaper()
         asyncio.get_running_loop().set_default_executor(started_pool(IO_THREADS, "io"))
         state_file, work_dir = self._places(stack)
-        journal = open_journal(state_file, import_limit_bytes=settings.max_state_bytes)
+        meters = Meters()
+        journal = open_journal(state_file, import_limit_bytes=settings.max_state_bytes, watch=meters)
         stack.push_async_callback(journal.close)
         for text in journal.warnings:
             log.warning("journal_warning", detail=text)
@@ -137,7 +140,10 @@ class Supervisor:
             journal, tree, workspace, stop_timeout_s=settings.stop_timeout_s, confined=user is not None
         )
         recovered = await recovery.run()
-        loader = Loader(self._launch_settings(open_files, workspace, journal.epoch), tree, reaper)
+        launching = LaunchSettings.of(
+            settings, open_files=open_files, workspace=workspace, epoch=journal.epoch, user=user
+        )
+        loader = Loader(launching, tree, reaper)
         launcher = Launcher(loader)
         stack.push_async_callback(launcher.close)
         await launcher.start()
@@ -155,11 +161,13 @@ class Supervisor:
             hunter=hunter,
             workspace=workspace,
             config_digest=settings.digest,
+            meters=meters,
         )
         jobs = Jobs(means)
         for job, task in recovered:
             jobs.adopt(job, task)
-        routes = Routes(means, jobs, HealthReport(means, jobs, tree))
+        health = HealthReport(means, jobs, tree)
+        routes = Routes(means, jobs, health, Exposition(means, jobs, health))
         return await self._listen(routes, jobs, means)
 
     def _places(self, stack: contextlib.AsyncExitStack) -> tuple[Path, Path]:
@@ -190,26 +198,6 @@ class Supervisor:
         stack.callback(tree.remove)
         log.info("stop_method", method="cgroup", cgroup=str(tree.base.path))
         return tree
-
-    def _launch_settings(self, open_files: tuple[int, int], workspace: Workspace, epoch: int) -> LaunchSettings:
-        settings = self._settings
-        environment = worker_environment(os.environ, settings.worker_user, home=workspace.template)
-        return LaunchSettings(
-            registry=settings.registry,
-            preload=settings.preload,
-            recycle_growth_bytes=settings.recycle_growth_bytes,
-            mode=settings.launch,
-            standby=settings.standby,
-            launch_timeout_s=settings.launch_timeout_s,
-            registry_timeout_s=settings.registry_timeout_s,
-            environment=environment | {"CREWAI_STORAGE_DIR": str(workspace.template)},
-            open_files=open_files,
-            output_directory=workspace.root,
-            epoch=epoch,
-            keeper=settings.stop_method != "group",
-            user=self._user,
-            namespace=settings.pid_namespace == "auto" and self._user is None and os.geteuid() == 0,
-        )
 
     async def _listen(self, routes: Routes, jobs: Jobs, means: Means) -> int:
         runner = web.AppRunner(

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from supervisor.cli.configuration import config_group
+from supervisor.cli.doctor import doctor
 from supervisor.cli.effects import effects_group
 from supervisor.cli.journal import journal_group
 from supervisor.cli.shared import config_option
@@ -31,6 +32,7 @@ def serve(config_path: Path | None) -> None:
 
 cli.add_command(config_group)
 cli.add_command(journal_group)
+cli.add_command(doctor)
 cli.add_command(effects_group)
 cli.add_command(install_units)
 

@@ -14,6 +14,7 @@ from protocol.errors import (
     ActionMismatch,
     ActionTimedOut,
     ConfirmationMissing,
+    CrewError,
     CursorInvalid,
     InputInvalid,
     StopUnconfirmed,
@@ -31,6 +32,7 @@ from supervisor.http.start import Start, actor, read_start
 from supervisor.job import Job, view_of
 from supervisor.jobs import Jobs
 from supervisor.journal import Admission, JobRecord
+from supervisor.metrics.exposition import Exposition
 from supervisor.run.ending import TimedOut
 from supervisor.run.means import Means
 
@@ -41,9 +43,12 @@ SLICE_BYTES = 8 << 20
 class Handlers(Ground):
     """The handlers and what they work with; ``routes`` has the table that leads to them."""
 
-    def __init__(self, means: Means, jobs: Jobs, health: HealthReport, openapi: bytes) -> None:
+    def __init__(
+        self, means: Means, jobs: Jobs, health: HealthReport, *, exposition: Exposition, openapi: bytes
+    ) -> None:
         super().__init__(means, jobs)
         self._health = health
+        self._exposition = exposition
         self._openapi = openapi
         self._archiver = Archiver(
             means.journal, means.workspace, min_retention_s=means.settings.min_retention_s
@@ -75,6 +80,11 @@ class Handlers(Ground):
         """The document of the route table."""
         return json_response(self._openapi)
 
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        """The metrics, in the format that the caller prefers."""
+        body, content_type = self._exposition.render(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
     # --- starts --------------------------------------------------------------------------------------------------
 
     async def start(self, request: web.Request) -> web.StreamResponse:
@@ -105,19 +115,25 @@ class Handlers(Ground):
         )
 
     async def _start(self, request: web.Request, *, legacy: bool) -> web.StreamResponse:
-        start = await self._read_start(request, legacy=legacy)
-        admission, job = await self._admit(request, start)
+        admission, job = await self._admit(request, legacy=legacy)
         if job is None:
             return await self._answer(admission.record, waited=False)
         if preferences(request).respond_async:
-            headers = {"Location": f"/jobs/{start.new.action_id}", APPLIED_HEADER: "respond-async"}
+            headers = {"Location": f"/jobs/{job.action_id}", APPLIED_HEADER: "respond-async"}
             view = job.view(None) if admission.fresh else await self._view(admission.record, job)
             return json_response(view, status=202, headers=headers)
         outcome = await self._jobs.wait(job)
         return await self._answer(outcome.record, waited=True, timed_out=isinstance(outcome.cause, TimedOut))
 
-    async def _admit(self, request: web.Request, start: Start) -> tuple[Admission, Job | None]:
-        admission, job = await self._jobs.admit(start.new, start.input_json)
+    async def _admit(self, request: web.Request, *, legacy: bool) -> tuple[Admission, Job | None]:
+        meters = self._means.meters
+        try:
+            start = await self._read_start(request, legacy=legacy)
+            admission, job = await self._jobs.admit(start.new, start.input_json)
+        except CrewError as error:
+            meters.refused(error)
+            raise
+        meters.admitted(start.new.crew_id, fresh=admission.fresh)
         if not admission.fresh:
             request[REPLAYED] = True
         return admission, job
@@ -133,8 +149,7 @@ class Handlers(Ground):
         raise ActionFailed(f"Action {action_id} failed; its last event says how", action_id=action_id)
 
     async def _stream(self, request: web.Request, *, legacy: bool) -> web.StreamResponse:
-        start = await self._read_start(request, legacy=legacy)
-        admission, job = await self._admit(request, start)
+        admission, job = await self._admit(request, legacy=legacy)
         return await self._follow(request, admission.record, job, 0)
 
     async def _follow(
@@ -146,7 +161,8 @@ class Handlers(Ground):
         assert task is not None
         self._streams.add(task)
         try:
-            return await sse.respond(request, events, record.action_id)
+            with self._means.meters.streams.track_inprogress():
+                return await sse.respond(request, events, record.action_id)
         finally:
             self._streams.discard(task)
 

@@ -86,6 +86,7 @@ from supervisor.http.query import DEFAULT_LIMIT, MAX_LIMIT
 from supervisor.jobs import Jobs
 from supervisor.journal import RowQuarantined
 from supervisor.journal.effects import EffectQuarantined
+from supervisor.metrics.exposition import Exposition
 from supervisor.run.means import Means
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT)]
@@ -131,6 +132,11 @@ ETAG = Header("ETag", str, "The effect's version in quotes.", required=True)
 THE_EFFECT = Answer(200, "The effect.", EffectView, headers=(ETAG,))
 EFFECTS = Answer(200, "A page of them.", EffectList)
 CONFIRMATION = Parameter(CONFIRMATION_HEADER, "header", str, "The Action's id once more.", required=True)
+EXPOSITION = (
+    Answer(200, "Every metric of docs/metrics.md.", str, "text/plain"),
+    Answer(200, "The same, where OpenMetrics is accepted.", str, "application/openmetrics-text"),
+)
+ACCEPT = Parameter("Accept", "header", str, "The exposition format, as scrapers send it.")
 CREW = Parameter(CREW_HEADER, "header", str, "The crew that the reader means; another crew's record is unknown then.")
 
 TABLE: tuple[Route, ...] = (
@@ -141,6 +147,7 @@ TABLE: tuple[Route, ...] = (
     ),
     Route("GET", "/health", Handlers.health, "State of the supervisor", (Answer(200, "The state.", Health),)),
     Route("GET", "/openapi.json", Handlers.openapi, "This document", (Answer(200, "The document.", Document),)),
+    Route("GET", "/metrics", Handlers.metrics, "Metrics for Prometheus", EXPOSITION, (), (ACCEPT,)),
     Route(
         "GET", "/jobs", Handlers.list, "Retained jobs, newest first",
         (Answer(200, "A page of them.", JobList),), (InputInvalid, *JOURNAL), FILTERS,
@@ -206,8 +213,9 @@ TABLE: tuple[Route, ...] = (
 class Routes:
     """The table with its handlers at work."""
 
-    def __init__(self, means: Means, jobs: Jobs, health: HealthReport) -> None:
-        self._handlers = Handlers(means, jobs, health, openapi.document(TABLE, version=VERSION))
+    def __init__(self, means: Means, jobs: Jobs, health: HealthReport, exposition: Exposition) -> None:
+        document = openapi.document(TABLE, version=VERSION)
+        self._handlers = Handlers(means, jobs, health, exposition=exposition, openapi=document)
         self._groups: tuple[Ground, ...] = (self._handlers, EffectHandlers(means, jobs))
 
     @staticmethod

@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 
 from protocol.errors import StartError
-from supervisor.processes import Identity, identify
+from supervisor.filesystems import file_system_of
+from supervisor.processes import Identity, identify, is_alive, is_zombie
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
 #: Room kept for terminal records and archives when the disk is full.
@@ -42,11 +43,29 @@ def sync_directory(path: Path) -> None:
 
 
 def prepare_directory(path: Path) -> list[str]:
-    """Make ``path`` with mode 0700, parents included, or check the one that is there.
+    """Make ``path`` with mode 0700, parents included, or check the one that is there. See ``check_directory``."""
+    # Before anything is made: what is missing will be on the file system of what is there.
+    kind = file_system_of(path)
+    if kind.network:
+        raise StartError(
+            f"state directory {path} is on {kind.name}, a network file system, where the journal's lock and log are "
+            "not safe; put state_file on a local disk"
+        )
+    _make_directories(path)
+    warnings = check_directory(path)
+    if kind.served:
+        warnings.append(
+            f"state directory {path} is on {kind.name}: locks and syncs are what another program makes of them; "
+            "put state_file on a local disk"
+        )
+    return warnings
+
+
+def check_directory(path: Path) -> list[str]:
+    """Check a state directory that exists, changing nothing.
 
     Returns warnings. Raises StartError for a symlink, a foreign owner or a directory that others may write.
     """
-    _make_directories(path)
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise StartError(f"state directory {path} is a symlink or no directory; name a real directory")
@@ -125,6 +144,26 @@ def _refuse_foreign_content(path: Path) -> None:
             raise StartError(f"journal {path} is empty but was not before; restore it, or remove it and its .reserve")
         return
     raise StartError(f"{path} is not a journal (no SQLite header); it was left as it is, restore or name another file")
+
+
+def check_files(journal: Path) -> None:
+    """Check the journal's file and those of its log as far as they exist, by name and mode alone. Raises StartError."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        _refuse_odd_file(beside(journal, suffix))
+
+
+def last_owner(journal: Path) -> Identity | None:
+    """Who took the journal's lock last, alive or not; found without touching lock or journal. Raises OSError."""
+    try:
+        return msgspec.json.decode(beside(journal, ".lock").read_bytes()[:4096], type=Identity)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+def owner_of(journal: Path) -> Identity | None:
+    """The living process of our PID namespace that took the journal's lock last. Raises OSError."""
+    owner = last_owner(journal)
+    return owner if owner is not None and is_alive(owner) and not is_zombie(owner.pid) else None
 
 
 class Lock:

@@ -33,6 +33,7 @@ from supervisor.journal.records import (
     Unfinished,
     WorkerIdentity,
 )
+from supervisor.journal.watch import Watch
 from supervisor.journal.writer import Op, Tally, Writer, look, probe
 from supervisor.log import get_log
 from supervisor.processes import Identity
@@ -65,6 +66,7 @@ class Journal:
         previous_owner: Identity | None,
         quarantined: list[Quarantined],
         warnings: list[str],
+        watch: Watch,
     ) -> None:
         self.path = path
         #: Made once with the journal: uuid4 in hex.
@@ -79,6 +81,7 @@ class Journal:
         self._writer = writer
         self._readers = readers
         self._tally = tally
+        self._watch = watch
         #: What is known of effects.
         self.effects = Ledger(self, tally)
         self._closing = threading.Lock()
@@ -179,14 +182,19 @@ class Journal:
 
         Raises IllegalTransition, UnknownAction.
         """
-        return await self.write(partial(transactions.record_start, row=row, worker=worker, started=started, at=at))
+        record = await self.write(partial(transactions.record_start, row=row, worker=worker, started=started, at=at))
+        self._watch.appended(1)
+        return record
 
     async def append_events(self, row: int, first_seq: int, items: Sequence[Item], at: float) -> int:
         """Append (name, data) pairs from sequence ``first_seq`` on. Returns the new event count.
 
         Raises IllegalTransition if ``first_seq`` is not the event count, or the job has not started or has ended.
         """
-        return await self.write(partial(transactions.append_events, row=row, first_seq=first_seq, items=items, at=at))
+        op = partial(transactions.append_events, row=row, first_seq=first_seq, items=items, at=at)
+        count = await self.write(op)
+        self._watch.appended(len(items))
+        return count
 
     async def record_stop_request(self, row: int, reason: str, actor: str, at: float, detail: str = "") -> JobRecord:
         """Record that an ending is decided, by whom and why; the phase becomes stopping. *Terminal.*
@@ -206,7 +214,10 @@ class Journal:
 
         Raises IllegalTransition if there is one already or ``ending.first_seq`` is not the event count; UnknownAction.
         """
-        return await self.write(partial(transactions.finish, row=row, ending=ending, tally=self._tally), terminal=True)
+        ended = await self.write(partial(transactions.finish, row=row, ending=ending, tally=self._tally), terminal=True)
+        self._watch.appended(len(ending.pending) + 1)
+        self._watch.ended(ended.record, ending.detail)
+        return ended
 
     async def archive(self, action_id: str, *, actor: str, at: float | None = None) -> int:
         """Replace an ended job by a tombstone. Returns the row it had. *Terminal.*

@@ -26,6 +26,7 @@ from supervisor.journal.importing import ImportReport, import_in_place
 from supervisor.journal.journal import Journal
 from supervisor.journal.readers import Readers
 from supervisor.journal.reference import LIMIT_BYTES
+from supervisor.journal.watch import Watch
 from supervisor.journal.writer import Faults, Tally, Writer
 from supervisor.log import get_log
 from supervisor.processes import Identity, identify, is_alive, is_zombie
@@ -42,10 +43,12 @@ def open_journal(
     faults: Faults | None = None,
     migrations: Sequence[Sequence[str]] = schema.MIGRATIONS,
     import_limit_bytes: int = LIMIT_BYTES,
+    watch: Watch | None = None,
 ) -> Journal:
     """Take the journal at ``path``, creating it and its directory where missing.
 
-    A runs.json of the reference server there, of at most ``import_limit_bytes``, is imported first.
+    A runs.json of the reference server there, of at most ``import_limit_bytes``, is imported first. ``watch`` is told
+    what is written from then on.
     Raises StartError, saying which path and what to do; a file that is refused is left as it is.
     """
     path = Path(os.path.abspath(path))
@@ -58,7 +61,7 @@ def open_journal(
             _say_imported(imported)
         prepare_journal(path)
         reserve = Reserve(beside(path, ".reserve"), reserve_bytes)
-        return _open(path, lock, reserve, warnings=warnings, faults=faults, migrations=migrations)
+        return _open(path, lock, reserve, warnings=warnings, faults=faults, migrations=migrations, watch=watch)
     except BaseException as error:
         if lock is not None:
             lock.release()
@@ -89,6 +92,7 @@ def _open(
     warnings: list[str],
     faults: Faults | None,
     migrations: Sequence[Sequence[str]],
+    watch: Watch | None,
 ) -> Journal:
     connection = schema.connect(path)
     readers = None
@@ -107,7 +111,9 @@ def _open(
         tally.load(connection)
         quarantined = queries.quarantined(connection)
         readers = Readers(path)
-        writer = Writer(connection, _reopener(path), reserve=reserve, tally=tally, name=str(path), faults=faults)
+        writer = Writer(
+            connection, _reopener(path), reserve=reserve, tally=tally, name=str(path), faults=faults, watch=watch
+        )
         writer.start()
     except BaseException:
         if readers is not None:
@@ -125,6 +131,7 @@ def _open(
         previous_owner=previous,
         quarantined=quarantined,
         warnings=warnings,
+        watch=watch or Watch(),
     )
 
 

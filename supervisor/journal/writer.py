@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from protocol.errors import JournalUnavailable
 from supervisor.journal.files import Reserve
+from supervisor.journal.watch import Watch
 from supervisor.log import get_log
 
 T = TypeVar("T")
@@ -119,6 +120,7 @@ class Writer:
         tally: Tally,
         name: str,
         faults: Faults | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._connection: sqlite3.Connection | None = connection
         self._connect = connect
@@ -126,6 +128,7 @@ class Writer:
         self._tally = tally
         self._name = name
         self._faults = faults
+        self._watch = watch or Watch()
         self._wake = threading.Condition()
         self._queue: list[Pending] = []
         self._batch: list[Pending] = []
@@ -226,6 +229,7 @@ class Writer:
 
     def _commit(self, batch: list[Pending]) -> list[Outcome]:
         connection = self._connected()
+        began = time.monotonic()
         self._reach("begin")
         connection.execute("BEGIN IMMEDIATE")
         changes = connection.total_changes
@@ -234,6 +238,7 @@ class Writer:
         self._reach("commit")
         connection.execute("COMMIT")
         self._tally.committed = self._tally.working
+        self._watch.committed(len(batch), time.monotonic() - began)
         if connection.total_changes != changes:
             self._healthy = self._reserve.ready
         return outcomes
@@ -264,6 +269,7 @@ class Writer:
 
     def _abandon(self, error: sqlite3.Error) -> None:
         """Take the transaction back. Whatever the error was, only a full disk leaves the connection trusted."""
+        self._watch.failed()
         if self._healthy:
             _LOG.error("journal_write_failed", journal=self._name, error=str(error))
         self._healthy = False
@@ -284,6 +290,9 @@ class Writer:
                 connection.close()
 
     def _refuse(self, batch: list[Pending], error: BaseException) -> list[Outcome]:
+        awaited = sum(pending.future is not None for pending in batch)
+        if awaited:
+            self._watch.refused_operations(awaited)
         return [(pending, None, self._unavailable(error)) for pending in batch]
 
     def _unavailable(self, error: BaseException) -> JournalUnavailable:

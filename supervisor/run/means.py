@@ -7,6 +7,7 @@ import msgspec
 from supervisor.config import Settings
 from supervisor.journal import Journal
 from supervisor.launcher import Launcher
+from supervisor.metrics.meters import Meters
 from supervisor.processes import Reaper
 from supervisor.strays import Hunter
 from supervisor.workspace import Workspace
@@ -22,3 +23,4 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
     hunter: Hunter
     workspace: Workspace
     config_digest: str
+    meters: Meters

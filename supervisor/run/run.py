@@ -49,6 +49,7 @@ class Run:
         self._job = job
         self._means = means
         self._timer: asyncio.TimerHandle | None = None
+        self._granted_at = 0.0
         self._recorder = Recorder(
             means.journal,
             job.record.row,
@@ -85,6 +86,7 @@ class Run:
         return self._job.mailbox.take()
 
     async def _work(self) -> Cause:
+        self._granted_at = time.monotonic()
         self._job.advance(Step.SLOT_GRANTED)
         try:
             directories, go = await prepare(self._job, self._means)
@@ -105,6 +107,8 @@ class Run:
         self._listener.go_sent = True
         worker.channel.send(go)
         points.reach("go.sent")
+        launch_s = time.monotonic() - self._granted_at
+        self._means.meters.told_to_go(admitted_at=job.record.admitted_at, launch_s=launch_s)
         job.input_json = b""
         timeout_ms = self._means.settings.timeout_ms_of(job.record.crew_id, job.record.timeout_ms)
         self._timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, job.mailbox.put, TimedOut())

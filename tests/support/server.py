@@ -28,6 +28,7 @@ TOKEN = "a-token-of-the-tests"
 #: Set in the environment of everything a server starts, so that leftovers can be found.
 MARK = "CREW_TESTS_SERVER_MARK"
 START_DEADLINE_S = 60.0
+COMMAND_DEADLINE_S = 60.0
 #: A drain is bounded by 30 s; the rest is slack for a busy machine.
 STOP_DEADLINE_S = 45.0
 
@@ -197,6 +198,22 @@ class Server:
         """Start a process that must refuse; returns its exit status."""
         self.launch()
         return self.wait_exit(deadline_s=deadline_s)
+
+    def run_command(
+        self, *arguments: str, prefix: tuple[str, ...] = (), cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run another command of the program with this server's configuration and environment, to its end."""
+        self._write_config()
+        return subprocess.run(
+            [*prefix, sys.executable, "-m", "supervisor", *arguments, "--config", str(self.config_file)],
+            cwd=cwd or self.directory,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_DEADLINE_S,
+            check=False,
+        )
 
     def _write_config(self) -> None:
         defaults: dict[str, Any] = {

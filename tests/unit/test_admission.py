@@ -57,3 +57,12 @@ def test_a_slot_that_is_never_released_is_out_of_service() -> None:
     queue.add("a", "a1")
     queue.add("a", "a2")
     assert _drain(queue) == ["a1"]
+
+
+def test_the_first_in_line_of_each_crew_is_known() -> None:
+    queue: FairQueue[str] = FairQueue(1)
+    for crew, item in (("a", "a1"), ("b", "b1"), ("a", "a2")):
+        queue.add(crew, item)
+    assert queue.first_in_line() == ["a1", "b1"]
+    queue.grant()
+    assert queue.first_in_line() == ["b1", "a2"]

@@ -27,6 +27,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "rich": ("supervisor.cli",),
     "sqlite3": ("supervisor.journal*", "worker.ledger"),
     "crewai": ("worker",),
+    "prometheus_client": ("supervisor.metrics",),
 }
 
 IO = {
@@ -133,6 +134,7 @@ def test_no_module_leaves_its_room() -> None:
         ("supervisor.serve", "from rich.console import Console"),
         ("supervisor.climate", "import click"),
         ("supervisor.log", "import requests"),
+        ("supervisor.jobs", "from prometheus_client import Counter"),
         ("supervisor.log", "from tests.support import procs"),
         ("supervisor.admission", "import asyncio"),
         ("supervisor.admission", "from time import time"),
