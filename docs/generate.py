@@ -23,6 +23,10 @@ TOOL = "what a tool's caller gets: a `ToolFailure` with this code"
 ELSEWHERE = {
     "artifact_refused": "the last event of a `train` job",
     "command_refused": "`crew-supervisor journal`",
+    **{f"connector.crewai.{cause}": "`supervisor.client`" for cause in (
+        "authentication", "cancelled_unconfirmed", "configuration_or_input", "execution_failed", "invalid_credential",
+        "invalid_stream", "remote_rejected", "remote_temporary", "response_too_large", "transport",
+    )},
     "config_invalid": "the log at the start, exit status 2",
     "effect_abandoned": TOOL,
     "effect_arguments_refused": TOOL,
@@ -37,7 +41,7 @@ ELSEWHERE = {
     "protocol_violation": "the log; the job fails",
     "start_refused": "the log at the start, exit status 3",
     "template_failed": "the log at the start (exit status 3) or at a reload",
-}
+}  # fmt: skip
 #: The root's own code: a fault of the supervisor itself, which any route may have and none should.
 FAULT = "internal"
 

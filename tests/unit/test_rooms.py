@@ -30,6 +30,9 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("supervisor.metrics",),
 }
 
+#: Rooms that need nothing else of their package.
+ALONE = ("supervisor.client",)
+
 IO = {
     "asyncio", "concurrent", "ctypes", "fcntl", "http", "io", "logging", "mmap", "multiprocessing", "os",
     "pathlib", "resource", "select", "selectors", "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess",
@@ -83,6 +86,8 @@ def violations(source: str, module: str, *, package: bool = False) -> list[str]:
             broken.append(f"{module}:{line} imports {name}: {top} may not import {root}")
         elif root in RESERVED and not any(within(module, room) for room in RESERVED[root]):
             broken.append(f"{module}:{line} imports {name}: only {', '.join(RESERVED[root])} may import {root}")
+        elif root == top and any(within(module, room) and not within(name, room) for room in ALONE):
+            broken.append(f"{module}:{line} imports {name}: {module} stands alone")
         elif root in IO and any(within(module, room) for room in PURE):
             broken.append(f"{module}:{line} imports {name}: {module} only computes")
     return broken
@@ -136,6 +141,8 @@ def test_no_module_leaves_its_room() -> None:
         ("supervisor.log", "import requests"),
         ("supervisor.jobs", "from prometheus_client import Counter"),
         ("supervisor.log", "from tests.support import procs"),
+        ("supervisor.client.stream", "from supervisor.log import get_log"),
+        ("supervisor.client", "from supervisor.http import edge"),
         ("supervisor.admission", "import asyncio"),
         ("supervisor.admission", "from time import time"),
         ("worker.job", "import supervisor"),
@@ -157,6 +164,7 @@ def test_a_violation_is_caught(module: str, source: str) -> None:
         ("supervisor.journal.writer", "import sqlite3"),
         ("supervisor.cli.jobs", "import click, rich.table"),
         ("supervisor.log", "import os\nfrom .config import load"),
+        ("supervisor.client.stream", "import aiohttp\nfrom protocol import api\nfrom supervisor.client import sse"),
         ("worker.operations.kickoff", "from crewai import Crew\nfrom .. import job\nfrom protocol import frames"),
         ("worker.ledger", "import sqlite3"),
         ("worker.job", "importlib.import_module(name)"),

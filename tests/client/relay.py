@@ -1,0 +1,105 @@
+"""A relay in front of a real server that holds, cuts or spoils what passes, as networks and proxies do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from tests.client.rogue import Request, read_request
+
+
+@dataclass
+class Rule:
+    """What happens to the requests of one line: wait for ``go`` before they pass, for ``back`` before an answer does.
+
+    ``spoil`` changes the bytes of the answer. ``cut``: after so many bytes of an answer the connection breaks.
+    """
+
+    go: asyncio.Event | None = None
+    back: asyncio.Event | None = None
+    spoil: Callable[[bytes], bytes] | None = None
+    cut: int | None = None
+
+
+@dataclass
+class Relay:
+    """Passes each connection's one request on to ``port``; ``rules`` by ``METHOD /path``, in the order of asking."""
+
+    port: int
+    rules: dict[str, list[Rule]] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+
+    async def __aenter__(self) -> Self:
+        self._arrived = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    @property
+    def url(self) -> str:
+        """Base URL."""
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def on(self, line: str, *rules: Rule) -> Self:
+        """Apply a rule to each of the first requests of that line."""
+        self.rules[line] = list(rules)
+        return self
+
+    async def asked(self, line: str, times: int = 1) -> Request:
+        """Wait until ``line`` has been asked so often."""
+        async with self._arrived, asyncio.timeout(30):
+            await self._arrived.wait_for(lambda: [one.line for one in self.requests].count(line) >= times)
+        return [request for request in self.requests if request.line == line][times - 1]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            request = await read_request(reader)
+            async with self._arrived:
+                self.requests.append(request)
+                self._arrived.notify_all()
+            rules = self.rules.get(request.line)
+            rule = rules.pop(0) if rules else Rule()
+            if rule.go is not None:
+                await rule.go.wait()
+            await self._pass(request, writer, rule)
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _pass(self, request: Request, writer: asyncio.StreamWriter, rule: Rule) -> None:
+        back, there = await asyncio.open_connection("127.0.0.1", self.port)
+        with contextlib.closing(there):
+            headers = {**request.headers, "connection": "close"}
+            head = [f"{request.method} {request.target} HTTP/1.1", *(f"{name}: {headers[name]}" for name in headers)]
+            there.write("\r\n".join([*head, "", ""]).encode() + request.body)
+            if rule.back is not None:
+                await rule.back.wait()
+            passed = 0
+            while data := await back.read(65_536):
+                if rule.spoil is not None:
+                    data = rule.spoil(data)
+                if rule.cut is not None and passed + len(data) > rule.cut:
+                    writer.write(data[: rule.cut - passed])
+                    await writer.drain()
+                    return
+                passed += len(data)
+                writer.write(data)
+                await writer.drain()
