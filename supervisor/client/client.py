@@ -215,10 +215,12 @@ class Client:
         if effect.etag is None:
             raise InvalidRequest(f"effect {effect.key_id} has no etag; read it with `effect` first")
         body = {"decision": Decision(decision).value, "actor": actor, "evidence": evidence}
+        if decision is Decision.SETTLED:
+            body["receipt"] = receipt
         call = Call(
             method="POST",
             path=f"/effects/{check_id('key_id', effect.key_id)}/reconcile",
-            body=canonical.compact(body if receipt is None else body | {"receipt": receipt}),
+            body=canonical.compact(body),
             headers={"If-Match": effect.etag},
             mutation=True,
         )

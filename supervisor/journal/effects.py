@@ -79,8 +79,9 @@ def store(
     """Replace what the ledger has of the key, ``was``, by ``record``, and return that."""
     points.write("journal.effect")
     connection.execute(_STORE, [getattr(record, name) for name in FIELDS])
-    was_unknown = was is not None and was.state is EffectState.UNKNOWN
-    tally.working.unknown += (record.state is EffectState.UNKNOWN) - was_unknown
+    tally.working.effects[record.state] += 1
+    if was is not None:
+        tally.working.effects[was.state] -= 1
     return record
 
 
@@ -128,11 +129,6 @@ def counts_of_jobs(connection: sqlite3.Connection, jobs: Sequence[int]) -> dict[
     for job, state, count in found:
         by_job.setdefault(job, {})[state] = count
     return {job: effects.counts(states) for job, states in by_job.items()}
-
-
-def totals(connection: sqlite3.Connection) -> dict[str, int]:
-    """Numbers of all effects by state; it reads a whole index."""
-    return effects.counts(dict(connection.execute("SELECT state, count(*) FROM effects GROUP BY state")))
 
 
 def open_keys(connection: sqlite3.Connection, job: int) -> tuple[int, list[str]]:

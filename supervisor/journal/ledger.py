@@ -60,7 +60,12 @@ class Ledger:
     @property
     def unknown(self) -> int:
         """Number of effects whose outcome is unknown."""
-        return self._tally.committed.unknown
+        return self._tally.committed.effects[EffectState.UNKNOWN]
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Numbers of all effects by state, without a look into the journal."""
+        return effects.counts(self._tally.committed.effects)
 
     # --- what a job asks and says --------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from protocol.errors import JournalUnavailable
@@ -52,17 +53,17 @@ def may_need_room(error: BaseException) -> bool:
 
 
 class Numbers:
-    """How many jobs are retained, and how many effects have an unknown outcome."""
+    """How many jobs are retained, and how many effects there are by state."""
 
-    __slots__ = ("jobs", "unknown")
+    __slots__ = ("effects", "jobs")
 
-    def __init__(self, jobs: int = 0, unknown: int = 0) -> None:
+    def __init__(self, jobs: int = 0, effects: Mapping[str, int] | None = None) -> None:
         self.jobs = jobs
-        self.unknown = unknown
+        self.effects = Counter(effects or {})
 
     def copy(self) -> Numbers:
         """The same numbers, apart."""
-        return Numbers(self.jobs, self.unknown)
+        return Numbers(self.jobs, self.effects)
 
 
 class Tally:
@@ -75,8 +76,8 @@ class Tally:
     def load(self, connection: sqlite3.Connection) -> None:
         """Count what is stored."""
         jobs = connection.execute("SELECT count(*) FROM jobs").fetchone()[0]
-        unknown = connection.execute("SELECT count(*) FROM effects WHERE state = 'unknown'").fetchone()[0]
-        self.committed = Numbers(jobs, unknown)
+        effects = connection.execute("SELECT state, count(*) FROM effects GROUP BY state").fetchall()
+        self.committed = Numbers(jobs, dict(effects))
 
 
 class Pending:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import Metric as Family
 from prometheus_client import ProcessCollector
@@ -24,8 +24,6 @@ from supervisor.metrics.table import Kind, metric
 from supervisor.processes import resident_bytes
 from supervisor.run.means import Means
 
-#: State of the ledger to the number of its effects; answers at once and from memory.
-EffectTotals = Callable[[], Mapping[str, int]]
 #: Label values and the value of one sample.
 Sample = tuple[tuple[str, ...], float]
 
@@ -55,16 +53,14 @@ class Lookup(Collector):
         self._means = means
         self._jobs = jobs
         self._health = health
-        self._effect_totals: EffectTotals | None = getattr(means.journal, "effect_totals", None)
 
     def collect(self) -> Iterable[Family]:
         """Every family, in the order of the table as far as they are ours."""
         yield from self._about_us()
         yield from self._about_jobs()
         yield from self._about_templates()
-        if self._effect_totals is not None:
-            totals = self._effect_totals()
-            yield family("crew_supervisor_effects", *(((str(state),), total) for state, total in totals.items()))
+        totals = self._means.journal.effects.totals
+        yield family("crew_supervisor_effects", *(((state,), total) for state, total in totals.items()))
 
     def _about_us(self) -> Iterator[Family]:
         launcher, checks = self._means.launcher, self._health.checks()

@@ -141,7 +141,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("crew_supervisor_events_total", Kind.COUNTER, "Events appended to the journal and durable."),
     Metric(
         "crew_supervisor_effects", Kind.GAUGE,
-        "Effects in the ledger, by state; there only where the journal has a ledger.", ("state",),
+        "Effects in the ledger, by state.", ("state",),
     ),
     # --- processes
     Metric("crew_supervisor_workers", Kind.GAUGE, "Workers that exist."),

@@ -18,8 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from supervisor.journal.reading import reading
 from supervisor.metrics.table import LABELS, METRICS, Kind
-from tests.support import procs
+from tests.support import procs, scripts
 from tests.support.client import Client
+from tests.support.effects import key_of
 from tests.support.server import Server, ServerFactory
 from tests.unit.test_metrics import PROCESS
 
@@ -159,12 +160,31 @@ def test_what_goes_on_is_seen_while_it_does(server: Server) -> None:
     procs.wait_until(lambda: total(scraped(client), "crew_supervisor_streams_open") == 0, 10, "both streams are closed")
 
 
+def test_effects_are_counted_by_state_and_again_after_a_restart(start_server: ServerFactory) -> None:
+    server = start_server(registry=scripts.REGISTRY)
+    settled, unknown = key_of("settled"), key_of("unknown")
+    scripts.perform(server.client(), "a-1", scripts.claim(settled), scripts.settle(settled)).expect(200)
+    scripts.make_unknown(server.client(), unknown, action_id="a-2")
+    expected = {"settled": 1, "unknown": 1, "claimed": 0, "not_applied": 0, "abandoned": 0}
+
+    def counted() -> dict[str, float]:
+        found = scraped(server.client())["crew_supervisor_effects"]
+        return {dict(key)["state"]: value for key, value in found.items()}
+
+    assert counted() == expected
+    server.stop()
+    server.start()
+    assert counted() == expected
+    scripts.reconcile(server.client(), unknown).expect(200)
+    assert counted() == expected | {"unknown": 0, "abandoned": 1}
+
+
 def test_everything_in_the_list_is_sent_and_nothing_else(server: Server) -> None:
     client = server.client()
     run_through(client)
     text = exposition(client)
     sent = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
-    listed = {row.name: row.kind.value for row in METRICS if row.name != "crew_supervisor_effects"}
+    listed = {row.name: row.kind.value for row in METRICS}
     assert {name: kind for name, kind in sent.items() if name not in PROCESS} == listed
     assert set(sent) >= PROCESS
     labels = {row.name: {*row.labels} for row in METRICS}
@@ -210,7 +230,7 @@ def test_both_formats_say_the_same(server: Server) -> None:
     moving |= {"crew_supervisor_template_memory_bytes"}
     assert {name: plain[name] for name in plain.keys() - moving} == {name: ours[name] for name in ours.keys() - moving}
     units = {family.name: family.unit for family in families if family.name.startswith("crew_")}
-    assert units == {row.name.removesuffix("_total"): row.unit for row in METRICS if row.labels != ("state",)}
+    assert units == {row.name.removesuffix("_total"): row.unit for row in METRICS}
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from docs import generate
 from protocol.errors import ActionConflict, JournalUnavailable, NotAccepting
-from protocol.states import EffectState, Method, Status
+from protocol.states import Method, Status
 from supervisor.journal import open_journal
-from supervisor.metrics.exposition import Lookup
 from supervisor.metrics.meters import Meters
 from supervisor.metrics.table import ENDINGS, LABELS, MAX_CREWS, METRICS, OTHER_CREWS, Kind, Metric
 from supervisor.run.ending import (
@@ -277,33 +276,3 @@ async def test_a_journal_that_fails_is_counted_and_what_it_refused(tmp_path: Pat
     found = samples(meters)
     assert found["crew_supervisor_journal_failures_total",] >= 1
     assert found["crew_supervisor_journal_refused_operations_total",] == 1
-
-
-# --- the ledger's hook -----------------------------------------------------------------------------------------------
-
-
-class Counted:
-    """A journal with a ledger."""
-
-    @staticmethod
-    def effect_totals() -> dict[EffectState, int]:
-        return {EffectState.SETTLED: 4, EffectState.UNKNOWN: 1}
-
-
-class Parts:
-    """Means of which only the journal is there."""
-
-    def __init__(self, journal: object) -> None:
-        self.journal = journal
-
-
-@pytest.mark.parametrize(("journal", "expected"), [(object(), {}), (Counted, {"settled": 4.0, "unknown": 1.0})])
-def test_effects_are_shown_where_the_journal_counts_them(
-    monkeypatch: pytest.MonkeyPatch, journal: object, expected: dict[str, float]
-) -> None:
-    for part in ("_about_us", "_about_jobs", "_about_templates"):
-        monkeypatch.setattr(Lookup, part, lambda lookup: iter(()))
-    parts: Any = Parts(journal)
-    nothing: Any = None
-    families = list(Lookup(Meters(), parts, nothing, nothing).collect())
-    assert {sample.labels["state"]: sample.value for found in families for sample in found.samples} == expected
