@@ -193,9 +193,10 @@ def test_strict_json_passes_whole(client: Client) -> None:
 def test_another_content_type_is_refused(client: Client, content_type: str) -> None:
     """Case 32 (=): only ``application/json`` and ``application/…+json`` are read."""
     headers = {"Content-Type": content_type, **KEY, **RESPOND_ASYNC}
-    body = start_text(action_id='"typed"').encode()
+    body = start_text(action_id='"refused"').encode()
     assert client.request("POST", "/jobs", body=body, headers=headers).expect(422)["code"] == "input_invalid"
-    for taken in ("application/json; charset=utf-8", "application/merge-patch+json"):
+    for number, taken in enumerate(("application/json; charset=utf-8", "application/merge-patch+json")):
+        body = start_text(action_id=json.dumps(f"{content_type.replace('/', '-')}-{number}")).encode()
         assert client.request("POST", "/jobs", body=body, headers={**headers, "Content-Type": taken}).status == 202
 
 

@@ -93,7 +93,7 @@ def test_a_stream_taken_up_in_the_middle_of_a_job_goes_on_at_its_cursor(
         (tmp_path / "step0").touch()
         seen = [first.until("started"), first.until("chunk")]
         with connector.follow("resumed", 1) as second, connector.follow("resumed", 2) as third:
-            for number in (1, 2):
+            for number in (1, 2, 3):
                 (tmp_path / f"step{number}").touch()
             whole = first.result().events
             assert whole[:2] == seen

@@ -212,7 +212,8 @@ class Model:
             self._check_stop(action_id, view["stop"])
 
     def _check_stop(self, action_id: str, stop: Mapping[str, Any] | None) -> None:
-        fenced = all(world.ending and world.ending.error_type == RESTARTED for world in self.actions[action_id].worlds)
+        # A view does not name the error: one that failed by itself may as well have been fenced.
+        fenced = any(world.ending and world.ending.error_type == RESTARTED for world in self.actions[action_id].worlds)
         if stop is None or not (stop["confirmed"] or fenced):
             raise Broken(f"{action_id} has ended, and its stop is {stop}")
         if stop["confirmed"] and (stop["confirmed_at"] is None or stop["processes_left"]):

@@ -102,12 +102,13 @@ class BeatingStream(Beating):
 
 
 class Stepping:
-    """Streams ``inputs.chunks`` chunks; chunk n waits for the file ``inputs.steps`` + n."""
+    """Streams ``inputs.chunks`` chunks; chunk n waits for the file ``inputs.steps`` + n, and so does the end."""
 
     def kickoff(self, inputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for number in range(int(inputs["chunks"])):
             wait_for(f"{inputs['steps']}{number}")
             yield {"content": f"step {number}"}
+        wait_for(f"{inputs['steps']}{inputs['chunks']}")
 
 
 class GatedFlood:
