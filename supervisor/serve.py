@@ -107,7 +107,7 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._reload = asyncio.Event()
-        self._edge = Edge(settings.tokens, settings.read_tokens)
+        self._edge = Edge(settings.tokens, settings.read_tokens, dashboard=settings.dashboard)
 
     async def serve(self) -> int:
         """Start, serve, drain. Raises StartError; nothing is left running then."""

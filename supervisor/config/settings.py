@@ -118,6 +118,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     default_timeout_ms: int = DEFAULT_TIMEOUT_MS
     #: A job cannot be archived before it has ended for this long.
     min_retention_s: float = 0.0
+    #: Serve the dashboard, a page without data, at ``/``; it needs no token, what it asks for does.
+    dashboard: bool = False
     #: Modules that the template imports before the registry.
     preload: tuple[str, ...] = ("crewai",)
     #: A template whose resident memory has grown by more than this is replaced; 0: never.

@@ -93,6 +93,7 @@ SETTINGS: tuple[Setting, ...] = (
     _ours("max_effects_per_run", Integer(1, 1_000_000)),
     _ours("default_timeout_ms", Integer(1, MAX_TIMEOUT_MS)),
     _ours("min_retention_s", Number(0, 10 * 366 * 86_400)),
+    _ours("dashboard", Flag()),
 )
 
 #: The ``[template]`` table of the file.

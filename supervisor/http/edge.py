@@ -34,6 +34,8 @@ log = get_log(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 #: Routes that answer without a token.
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
+#: Open as well, where the dashboard is served; nothing but its files is below.
+DASHBOARD_FILES = "/dashboard/"
 #: A whole body must have come within this many seconds.
 BODY_DEADLINE_S = 30.0
 #: Details may quote what a caller sent; no more of them than this leaves again, in characters.
@@ -106,7 +108,8 @@ def keep_garbage_quiet(record: logging.LogRecord) -> bool:
 class Edge:
     """Middleware and expect handler around the routes."""
 
-    def __init__(self, tokens: Sequence[str], read_tokens: Sequence[str] = ()) -> None:
+    def __init__(self, tokens: Sequence[str], read_tokens: Sequence[str] = (), *, dashboard: bool = False) -> None:
+        self._dashboard = dashboard
         self.set_tokens(tokens, read_tokens)
 
     def set_tokens(self, tokens: Sequence[str], read_tokens: Sequence[str]) -> None:
@@ -115,7 +118,7 @@ class Edge:
         self._read_tokens = tuple(read_tokens)
 
     def _authorize(self, request: web.BaseRequest) -> None:
-        if not self._tokens or request.path in OPEN_PATHS:
+        if not self._tokens or self._is_open(request.path):
             return
         presented = raw_header(request, "Authorization")
         if bearer_matches(presented, self._tokens):
@@ -124,6 +127,9 @@ class Edge:
             raise Unauthorized("the bearer token is missing or wrong")
         if request.method not in READING_METHODS:
             raise ReadOnlyToken(f"this token may not {request.method}; use one that may change things")
+
+    def _is_open(self, path: str) -> bool:
+        return path in OPEN_PATHS or (self._dashboard and (path == "/" or path.startswith(DASHBOARD_FILES)))
 
     async def expect(self, request: web.Request) -> web.StreamResponse | None:
         """Answer ``Expect: 100-continue`` after the credentials: without them no body is asked for."""

@@ -50,6 +50,7 @@ from protocol.errors import (
     LegacyRoute,
     NotAccepting,
     OperationDisabled,
+    RouteUnknown,
     StopUnconfirmed,
     UnknownAction,
     UnknownCrew,
@@ -80,8 +81,9 @@ from supervisor.http.declare import (
 )
 from supervisor.http.edge import Edge, finish_headers, keep_garbage_quiet, unrouted
 from supervisor.http.effects import EffectHandlers
-from supervisor.http.ground import CREW_HEADER, Ground
+from supervisor.http.ground import CREW_HEADER
 from supervisor.http.handlers import CONFIRMATION_HEADER, Handlers
+from supervisor.http.pages import MEDIA_TYPES, Pages
 from supervisor.http.query import DEFAULT_LIMIT, MAX_LIMIT
 from supervisor.jobs import Jobs
 from supervisor.journal import RowQuarantined
@@ -136,10 +138,12 @@ EXPOSITION = (
     Answer(200, "Every metric of docs/metrics.md.", str, "text/plain"),
     Answer(200, "The same, where OpenMetrics is accepted.", str, "application/openmetrics-text"),
 )
+POLICY = (Header("Content-Security-Policy", str, "What the page may load.", required=True),)
+FILE = Parameter("file", "path", str, "Its name, as the page has it.", required=True)
 ACCEPT = Parameter("Accept", "header", str, "The exposition format, as scrapers send it.")
 CREW = Parameter(CREW_HEADER, "header", str, "The crew that the reader means; another crew's record is unknown then.")
 
-TABLE: tuple[Route, ...] = (
+API: tuple[Route, ...] = (
     Route("GET", "/livez", Handlers.live, "Whether the process answers", (Answer(200, "It does.", Probe),), open=True),
     Route(
         "GET", "/readyz", Handlers.ready, "Whether new work would be taken",
@@ -209,18 +213,36 @@ TABLE: tuple[Route, ...] = (
     ),
 )  # fmt: skip
 
+#: Served only with the setting ``dashboard``.
+DASHBOARD: tuple[Route, ...] = (
+    Route(
+        "GET", "/", Pages.dashboard, "The dashboard",
+        (Answer(200, "The page; it has no data.", str, "text/html", POLICY),), open=True,
+    ),
+    Route(
+        "GET", "/dashboard/{file}", Pages.dashboard_file, "A file of the dashboard",
+        tuple(Answer(200, "The file.", str, kind, POLICY) for kind in MEDIA_TYPES.values()), (RouteUnknown,), (FILE,),
+        open=True,
+    ),
+)  # fmt: skip
+
+TABLE = (*API, *DASHBOARD)
+
 
 class Routes:
     """The table with its handlers at work."""
 
     def __init__(self, means: Means, jobs: Jobs, health: HealthReport, exposition: Exposition) -> None:
-        document = openapi.document(TABLE, version=VERSION)
+        self._rows = TABLE if means.settings.dashboard else API
+        document = openapi.document(self._rows, version=VERSION)
         self._handlers = Handlers(means, jobs, health, exposition=exposition, openapi=document)
-        self._groups: tuple[Ground, ...] = (self._handlers, EffectHandlers(means, jobs))
+        self._groups: tuple[object, ...] = (self._handlers, EffectHandlers(means, jobs))
+        if means.settings.dashboard:
+            self._groups += (Pages(),)
 
     @staticmethod
     def table() -> tuple[Route, ...]:
-        """Every route of the server."""
+        """Every route that a server may have."""
         return TABLE
 
     def application(self, edge: Edge) -> web.Application:
@@ -228,7 +250,7 @@ class Routes:
         app = web.Application(middlewares=[edge.middleware])
         app.on_response_prepare.append(finish_headers)
         logging.getLogger("aiohttp.server").addFilter(keep_garbage_quiet)
-        for route in self.table():
+        for route in self._rows:
             name = route.handler.__name__
             group = next(group for group in self._groups if getattr(type(group), name, None) is route.handler)
             handler = MethodType(route.handler, group)

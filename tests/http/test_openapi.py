@@ -27,6 +27,7 @@ SETTINGS: dict[str, Any] = {
     "grace_s": 0.0,
     "allowed_operations": ["run", "batch_run", "knowledge_query"],
     "training_dir": None,
+    "dashboard": True,
 }
 STARTS = ("/jobs", "/runs", "/jobs/stream", "/runs/stream")
 
@@ -201,9 +202,10 @@ def _beyond_provocation(method: str, path: str, status: int) -> bool:
 
 def _provoke_at_the_edge(client: DeclaredClient) -> None:
     for route in Routes.table():
-        path = route.path.replace("{action_id}", "nobody").replace("{key_id}", "0" * 64)
+        path = route.path.replace("{action_id}", "nobody").replace("{key_id}", "0" * 64).replace("{file}", "app.js")
         client.request(route.method, path)
         client.request(route.method, path, headers={"Expect": "the impossible"})
+    client.request("GET", "/dashboard/nothing.js").expect(404)
 
 
 def _provoke_refusals(client: DeclaredClient, path: str, name: str) -> None:
