@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
 import supervisor
 from protocol.errors import CrewError
+from supervisor.cli import PROGRAM, cli
+from supervisor.cli.exits import MEANINGS
 from supervisor.doctor import CHECKS
 from supervisor.http.declare import EVERYWHERE, UNROUTED, Route
 from supervisor.http.routes import Routes
@@ -17,6 +22,7 @@ from supervisor.metrics.table import LABELS, METRICS, Kind, Metric
 ERRORS = Path(__file__).with_name("errors.md")
 METRICS_FILE = Path(__file__).with_name("metrics.md")
 DOCTOR = Path(__file__).with_name("doctor.md")
+CLI = Path(__file__).with_name("cli.md")
 
 TOOL = "what a tool's caller gets: a `ToolFailure` with this code"
 #: Codes that no HTTP answer has, and where they are met instead.
@@ -167,7 +173,92 @@ def doctor_document() -> str:
     return "\n".join(lines) + "\n"
 
 
+CLI_HEAD = """# Command line
+
+Made by `python -m docs.generate` from the commands themselves; a test compares.
+
+Data goes to stdout and talk to stderr. `--json` prints one document, of a stream one a line; what went wrong is then
+`{"ok": false, "error": {"code": ..., "detail": ...}}` on stdout, wrong usage apart. Colours are for terminals, and
+`NO_COLOR` turns them off. `submit --follow` and `wait` show a line with task, agent, tool, tokens and time while they
+wait, if stderr is a terminal and `--json` is not given.
+
+    crew-supervisor submit yours --input '{"topic": "bees"}' --action-id letter-17 --follow
+    crew-supervisor events letter-17 --follow --json | jq -r .event
+    crew-supervisor cancel letter-17 --reason "no longer needed"
+
+## Server and token
+
+Commands that talk to a server look, in this order, for
+
+* its URL: `--server`, `CREW_SUPERVISOR_SERVER`, `server` in the client file, `http://127.0.0.1:8090`;
+* the token: `--token-file`, `AIP_CREWAI_BEARER_TOKEN_FILE`, `AIP_CREWAI_BEARER_TOKEN`, `token_file` or `token` in the
+  client file. The client file's token is sent to the client file's server only;
+* the client file: `--client-file`, `CREW_SUPERVISOR_CLIENT_FILE`, `$XDG_CONFIG_HOME/crew-supervisor/client.toml`, where
+  `XDG_CONFIG_HOME` is `~/.config` unless set. It must be yours and closed to others (0600):
+
+```toml
+server = "https://crews.example"
+token_file = "token"        # relative to this file; or token = "..."
+```
+
+Variables that are empty count as not set. `http` is for this machine only; elsewhere use `https`.
+
+## Completion
+
+    eval "$(_CREW_SUPERVISOR_COMPLETE=bash_source crew-supervisor)"             # ~/.bashrc
+    eval "$(_CREW_SUPERVISOR_COMPLETE=zsh_source crew-supervisor)"              # ~/.zshrc
+    _CREW_SUPERVISOR_COMPLETE=fish_source crew-supervisor | source              # ~/.config/fish/config.fish
+
+## Exit statuses
+"""
+#: Parameters of every command that talks to a server.
+TARGET_OPTIONS = frozenset({"server", "token_file", "client_file"})
+
+
+def cli_document() -> str:
+    """Text of cli.md."""
+    lines = [CLI_HEAD, "| status | meaning |", "|---|---|"]
+    lines += [f"| {status.value} | {meaning} |" for status, meaning in MEANINGS.items()]
+    lines += ["", "`serve` has its own: 0 stopped, 1 work is left whose stop is not proved, 2 configuration refused, 3"]
+    lines += ["start refused.", "", "## Commands"]
+    for path, command in commands(cli, (PROGRAM,)):
+        lines += ["", *_command_section(path, command)]
+    return "\n".join(lines) + "\n"
+
+
+def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command below ``command`` that is no group, with the words that lead to it."""
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    for name in command.commands:
+        yield from commands(command.commands[name], (*path, name))
+
+
+def _command_section(path: tuple[str, ...], command: click.Command) -> Iterator[str]:
+    context = click.Context(command, info_name=" ".join(path))
+    yield f"### {' '.join(path[1:])}"
+    yield ""
+    yield f"    {' '.join((*path, *command.collect_usage_pieces(context)))}"
+    yield ""
+    yield from inspect.cleandoc(command.help or "").splitlines()
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    own = [option for option in options if option.name not in TARGET_OPTIONS]
+    if own:
+        yield from ("", "| option | |", "|---|---|")
+    for option in own:
+        names, text = option.get_help_record(context) or ("", "")
+        yield f"| `{_cell(names)}` | {_cell(text)} |"
+    if len(own) < len(options):
+        yield from ("", "And `--server`, `--token-file`, `--client-file`.")
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
 if __name__ == "__main__":
+    CLI.write_text(cli_document(), encoding="utf-8")
     DOCTOR.write_text(doctor_document(), encoding="utf-8")
     ERRORS.write_text(errors_document(), encoding="utf-8")
     METRICS_FILE.write_text(metrics_document(), encoding="utf-8")

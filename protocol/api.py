@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -127,6 +128,23 @@ class ReconcileRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise InputInvalid("a receipt goes with the decision settled, and with that one only; null is one too")
 
 
+class JobDecision(StrEnum):
+    """What became of a job's work: all of it took effect, some of it, none of it; or nobody will find out."""
+
+    APPLIED = "applied"
+    PARTLY_APPLIED = "partly_applied"
+    NOT_APPLIED = "not_applied"
+    ABANDONED = "abandoned"
+
+
+class JobReconcileRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of a job's reconciliation: who found out what became of its work, and how."""
+
+    actor: ActorName
+    decision: JobDecision
+    evidence: Evidence
+
+
 T = TypeVar("T")
 
 
@@ -209,8 +227,20 @@ class EffectCounts(msgspec.Struct, frozen=True, kw_only=True):
     abandoned: Count = 0
 
 
+class JobReconciliation(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody decided beside a job's uncertain outcome, and when (Unix seconds)."""
+
+    at: float
+    decision: JobDecision
+    actor: str
+    evidence: str
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's record. The first six fields are the wire contract's; times are Unix seconds."""
+    """A job's record. The first six fields are the wire contract's; times are Unix seconds.
+
+    ``reconciliation``: the newest decision about an uncertain outcome; the record beside it never changes.
+    """
 
     action_id: str
     crew_id: str
@@ -227,6 +257,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     worker: WorkerView | None
     stop: StopEvidence | None
     effects: EffectCounts
+    reconciliation: JobReconciliation | None
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
@@ -356,6 +387,7 @@ class JobEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
     Digests are SHA-256 in lower-case hex. ``effects`` has the newest ones, ``effects_omitted`` says how many others
     there are. ``log_tail``: the end of the job's captured output. ``audit``: the newest entries, oldest first.
+    ``reconciliations``: every decision about an uncertain outcome, oldest first.
     """
 
     action_id: str
@@ -364,6 +396,7 @@ class JobEvidence(msgspec.Struct, frozen=True, kw_only=True):
     registry_digest: str
     record: JobView
     stop: StopEvidence | None
+    reconciliations: list[JobReconciliation]
     effects: list[EffectView]
     effects_omitted: Count
     log_tail: str
@@ -375,6 +408,14 @@ class Archived(msgspec.Struct, frozen=True, kw_only=True):
 
     archived: bool
     action_id: str
+
+
+class Draining(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether new work is refused, and how many jobs run and wait for a slot."""
+
+    draining: bool
+    running: Count
+    queued: Count
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -161,11 +161,19 @@ class ActionConflict(CrewError):
 
 
 class ActionRunning(CrewError):
-    """The Action is not finished, so it cannot be archived."""
+    """The Action is not finished, so it can be neither archived nor reconciled."""
 
     code = "action_running"
     status = 409
     title = "Action is still running"
+
+
+class OutcomeCertain(CrewError):
+    """The Action's outcome is not uncertain, so there is nothing to reconcile."""
+
+    code = "outcome_certain"
+    status = 409
+    title = "Outcome is certain"
 
 
 class ActionRetained(CrewError):

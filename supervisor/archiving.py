@@ -11,11 +11,14 @@ from protocol import points
 from protocol.api import effect_view
 from protocol.errors import ActionRetained, ActionRunning, UnknownAction
 from protocol.states import TERMINAL
+from supervisor.capture import read_end
 from supervisor.journal import ArchiveFile, JobRecord, Journal
 from supervisor.journal.transactions import refuse_open_effects
 from supervisor.workspace import Workspace
 
 PAGE_EVENTS = 500
+#: Captured output that goes to the archive file: its last bytes.
+LOG_BYTES = 4 << 20
 
 
 class Archiver:
@@ -54,7 +57,7 @@ class Archiver:
         return record
 
     async def _material(self, record: JobRecord, actor: str) -> list[bytes]:
-        """The archive line in pieces: who, when, the record, every event, effects, the audit."""
+        """The archive line in pieces: who, when, the record, every event, effects, the audit, the log."""
         head = msgspec.json.encode({"archived_at": time.time(), "archived_by": actor, "record": record})
         pieces = [head[:-1], b',"events":[']
         sequence = 0
@@ -70,8 +73,16 @@ class Archiver:
             {"at": entry.at, "actor": entry.actor, "act": entry.act, "detail": msgspec.Raw(entry.detail or b"null")}
             for entry in await self._journal.audit_of(record.action_id)
         ]
+        decided = (await self._journal.reconciliations([record])).get(record.row, [])
+        log, omitted = await asyncio.to_thread(read_end, self._workspace.log(record.row), LOG_BYTES)
+        rest = {
+            "audit": audit,
+            "reconciliations": decided,
+            "log": log.decode("utf-8", "replace"),
+            "log_omitted_bytes": omitted,
+        }
         pieces += [b'],"effects":[', *await self._effects(record.row)]
-        return [*pieces, b'],"audit":', msgspec.json.encode(audit), b"}"]
+        return [*pieces, b"],", msgspec.json.encode(rest)[1:]]
 
     async def _effects(self, row: int) -> list[bytes]:
         pieces: list[bytes] = []

@@ -17,11 +17,36 @@ LINE_BYTES = 8_192
 READS_AT_CLOSE = 16
 
 
+class Bell:
+    """Tells whoever follows a file that it has grown."""
+
+    def __init__(self) -> None:
+        self._next: asyncio.Event | None = None
+
+    def next(self) -> asyncio.Event:
+        """Set at the next growth: take it before the read that it is to follow."""
+        if self._next is None:
+            self._next = asyncio.Event()
+        return self._next
+
+    def ring(self) -> None:
+        """It has grown."""
+        if self._next is not None:
+            self._next.set()
+            self._next = None
+
+
 class Capture:
     """Reads pipes by line and appends ``stream line`` to one file, at most ``limit_bytes`` of it."""
 
-    def __init__(self, path: Path, limit_bytes: int, *, kept_bytes: Mapping[str, int] | None = None) -> None:
-        """``kept_bytes``: what the pipes of other labels leave free for that label, so that a flood hides no error."""
+    def __init__(
+        self, path: Path, limit_bytes: int, *, kept_bytes: Mapping[str, int] | None = None, bell: Bell | None = None
+    ) -> None:
+        """``kept_bytes``: what the pipes of other labels leave free for that label, so that a flood hides no error.
+
+        ``bell`` is rung after each line that was written.
+        """
+        self._bell = Bell() if bell is None else bell
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._room = limit_bytes
         self._kept = {label.encode("ascii") + b" ": size for label, size in (kept_bytes or {}).items()}
@@ -78,6 +103,7 @@ class Capture:
             self._kept[label] = max(0, self._kept[label] - written)
         if written:
             self._at_line_start = taken[:written].endswith(b"\n")
+            self._bell.ring()
         self.dropped_bytes += len(data) - written
 
     def _detach(self, fd: int) -> None:
@@ -101,3 +127,27 @@ class Capture:
                 note = b"supervisor %d bytes above the bound were dropped\n" % self.dropped_bytes
                 os.write(self._file, start + note)
         os.close(self._file)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a captured output so far, 0 where there is none."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def read_from(path: Path, start: int, limit_bytes: int) -> bytes:
+    """At most ``limit_bytes`` of a captured output from ``start`` on; empty behind its end, and where there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(limit_bytes)
+    except OSError:
+        return b""
+
+
+def read_end(path: Path, limit_bytes: int) -> tuple[bytes, int]:
+    """The last ``limit_bytes`` of a captured output, and how many bytes are before them."""
+    start = max(0, size_of(path) - limit_bytes)
+    return read_from(path, start, limit_bytes), start

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import msgspec
 
 from protocol import frames
-from protocol.api import EffectCounts, JobView, WorkerView
+from protocol.api import EffectCounts, JobReconciliation, JobView, WorkerView
 from protocol.states import Phase, Step, advance
-from supervisor.capture import Capture
+from supervisor.capture import Bell, Capture
 from supervisor.channel import Channel
 from supervisor.events import Feed
 from supervisor.journal import JobRecord
@@ -84,6 +84,8 @@ class Job:
         self.unconfirmed = asyncio.Event()
         #: Set while the work is gone but the journal does not take the terminal record.
         self.unrecorded = asyncio.Event()
+        #: Rung when its captured output grows.
+        self.log_bell = Bell()
 
     @property
     def action_id(self) -> str:
@@ -108,6 +110,7 @@ def view_of(
     event_count: int | None = None,
     phase: Phase | None = None,
     worker: WorkerView | None = None,
+    reconciliation: JobReconciliation | None = None,
 ) -> JobView:
     """The public view of a record. ``effects``: numbers of its effects by state, None without any."""
     return JobView(
@@ -126,6 +129,7 @@ def view_of(
         worker=worker,
         stop=record.stop,
         effects=EffectCounts(**(effects or {})),
+        reconciliation=reconciliation,
     )
 
 

@@ -40,7 +40,14 @@ class Jobs:
             settings.max_concurrency, lambda crew_id: settings.crew(crew_id).max_concurrency
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self.draining = False
+        #: Somebody asked for a drain, which can be undone.
+        self.drain_asked = False
+        self._shutting_down = False
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing is admitted; what was admitted goes on, unless the supervisor shuts down."""
+        return self.drain_asked or self._shutting_down
 
     @property
     def running(self) -> int:
@@ -102,7 +109,7 @@ class Jobs:
     def _refusal(self, action_id: str) -> NotAccepting | None:
         why = ""
         if self.draining:
-            why = "the supervisor is shutting down"
+            why = "the supervisor is shutting down" if self._shutting_down else "the supervisor is drained"
         elif self.queued >= self._means.settings.max_queue:
             why = f"{self.queued} jobs wait for a slot already"
         return NotAccepting(why, action_id=action_id, retry_after_s=RETRY_AFTER_S) if why else None
@@ -123,7 +130,7 @@ class Jobs:
         self._live[record.action_id] = job
         log.info("job_admitted", action_id=record.action_id, crew_id=record.crew_id, operation=record.operation)
         self._queue.add(record.crew_id, job)
-        if self.draining:
+        if self._shutting_down:
             job.mailbox.put(ShutDown())  # its commit ended after the drain had begun
         job.task = asyncio.get_running_loop().create_task(self._run(job))
         self._grant()
@@ -209,7 +216,7 @@ class Jobs:
 
     async def wait(self, job: Job) -> Outcome:
         """Wait for a job's durable end. Raises StopUnconfirmed or JournalUnavailable as ``cancel`` does."""
-        await first(_settled(job), job.unconfirmed.wait(), job.unrecorded.wait())
+        await first(settled(job), job.unconfirmed.wait(), job.unrecorded.wait())
         if job.ended.done():
             return job.ended.result()
         if job.unrecorded.is_set():
@@ -229,7 +236,7 @@ class Jobs:
 
         Returns whether all ended with proof.
         """
-        self.draining = True
+        self._shutting_down = True
         settings = self._means.settings
         for job in self.live():
             if job.phase is Phase.QUEUED:
@@ -256,7 +263,8 @@ def _cancel_entry(action_id: str, *, reason: str | None, actor: str, at: float) 
     return AuditEntry(at=at, action_id=action_id, actor=actor, act="cancel_requested", detail=detail)
 
 
-async def _settled(job: Job) -> None:
+async def settled(job: Job) -> None:
+    """Wait until a job has ended."""
     await asyncio.wait({job.ended})
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import click
 
+from supervisor.cli import jobs, reading, server, starting
 from supervisor.cli.configuration import config_group
 from supervisor.cli.doctor import doctor
 from supervisor.cli.effects import effects_group
 from supervisor.cli.journal import journal_group
 from supervisor.cli.shared import config_option
 from supervisor.cli.units import install_units
+
+PROGRAM = "crew-supervisor"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,13 +33,14 @@ def serve(config_path: Path | None) -> None:
     sys.exit(run(config_path))
 
 
-cli.add_command(config_group)
-cli.add_command(journal_group)
-cli.add_command(doctor)
-cli.add_command(effects_group)
-cli.add_command(install_units)
+for command in (
+    starting.submit, starting.wait, jobs.ps, jobs.show, reading.events, reading.logs, jobs.cancel, jobs.archive,
+    jobs.reconcile, jobs.evidence, effects_group, server.crews, server.drain, config_group, journal_group, doctor,
+    install_units,
+):  # fmt: skip
+    cli.add_command(command)
 
 
 def main() -> None:
     """Entry point of every command but ``serve``."""
-    cli(prog_name="crew-supervisor")
+    cli(prog_name=PROGRAM)

@@ -1,94 +1,77 @@
-"""Talking to a running server: one request, one JSON answer."""
+"""Talking to a running server: its client opened for one piece of work, and what goes wrong as an exit status."""
 
 from __future__ import annotations
 
-import http.client
-import json
+import asyncio
+import functools
 import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from protocol.errors import ConfigError
-from supervisor import tokens
+from supervisor.cli.exits import Exit, of_failure
+from supervisor.cli.shared import print_json, print_line, refusal, say_problem
+from supervisor.cli.target import Target, client_file_option, find_target, server_option, token_option
+from supervisor.client import Client, ClientFailure
 
-SERVER_VARIABLE = "CREW_SUPERVISOR_SERVER"
-TOKEN_VARIABLE = "AIP_CREWAI_BEARER_TOKEN"
-TOKEN_FILE_VARIABLE = "AIP_CREWAI_BEARER_TOKEN_FILE"
-DEFAULT_SERVER = "http://127.0.0.1:8090"
-TIMEOUT_S = 30.0
+T = TypeVar("T")
+Work = Callable[[Client], Awaitable[T]]
 
-server_option = click.option(
-    "--server", envvar=SERVER_VARIABLE, default=DEFAULT_SERVER, show_default=True, help=f"URL; else {SERVER_VARIABLE}."
-)
-token_option = click.option(
-    "--token-file",
-    type=click.Path(path_type=Path),
-    help=f"File with the token; else what {TOKEN_FILE_VARIABLE} or {TOKEN_VARIABLE} says.",
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON: one document, or of a stream one a line."
 )
 
 
-class Unreachable(Exception):
-    """No answer that makes sense came from the server; the text says why."""
+class Caller:
+    """What a command that talks to a server is given: the server, and whether it answers in JSON."""
 
+    def __init__(self, target: Target, *, as_json: bool) -> None:
+        self._target = target
+        self.as_json = as_json
+        #: Documents are printed one a line: a failure is one more.
+        self.in_lines = False
 
-class Answer(NamedTuple):
-    """A whole response; ``document`` is its parsed JSON."""
-
-    status: int
-    document: dict[str, Any]
-    etag: str | None
-
-
-class Server:
-    """A server by its URL, and the token that it wants. Neither proxies nor redirects are followed."""
-
-    def __init__(self, url: str, token_file: Path | None) -> None:
-        """Raises click.UsageError."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
-            raise click.UsageError(f"--server {url!r} is no URL of a server; name one such as {DEFAULT_SERVER}")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    def ask(self, work: Work[T]) -> T:
+        """Do ``work`` with an open client. Any failure ends the command with the exit status of its kind."""
         try:
-            self._connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_S)
-            self._token = _token(token_file)
-        except (ValueError, ConfigError) as error:
-            raise click.UsageError(str(error)) from None
+            return asyncio.run(self._open(work))
+        except ClientFailure as failure:
+            code = failure.refusal.code if failure.refusal is not None and failure.refusal.code else failure.code
+            self.fail(of_failure(failure), code, failure.detail)
+        except KeyboardInterrupt:
+            sys.exit(Exit.INTERRUPTED)
 
-    def ask(self, method: str, path: str, *, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
-        """Send one request and read its answer. Raises Unreachable."""
-        sent = dict(headers or {})
-        if self._token is not None:
-            sent["Authorization"] = f"Bearer {self._token}"
-        payload = None
-        if body is not None:
-            payload = json.dumps(body).encode("ascii")
-            sent["Content-Type"] = "application/json"
-        encoded = {name: value.encode("utf-8") for name, value in sent.items()}
+    async def _open(self, work: Work[T]) -> T:
+        async with Client(self._target.url, token=self._target.token) as client:
+            return await work(client)
+
+    def fail(self, status: Exit, code: str, detail: str) -> NoReturn:
+        """End the command: one line on stderr, or a JSON document on stdout."""
+        if not self.as_json:
+            say_problem(status.word, detail)
+        elif self.in_lines:
+            print_line(refusal(code, detail))
+        else:
+            print_json(refusal(code, detail))
+        sys.exit(status)
+
+
+def calling(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that name a server, and ``--json``; it gets a Caller as its first argument."""
+
+    @server_option
+    @token_option
+    @client_file_option
+    @json_option
+    @functools.wraps(command)
+    def wrapped(server: Any, token_file: Any, client_file: Any, as_json: bool, **arguments: Any) -> None:
         try:
-            self._connection.request(method, path, body=payload, headers=encoded)
-            response = self._connection.getresponse()
-            data = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(f"{self._connection.host}:{self._connection.port} does not answer: {error}") from None
-        finally:
-            self._connection.close()
-        try:
-            document = json.loads(data)
-        except ValueError:
-            document = None
-        if not isinstance(document, dict):
-            raise Unreachable(f"{self._connection.host}:{self._connection.port} is no crew-supervisor")
-        return Answer(response.status, document, response.getheader("ETag"))
+            target = find_target(server, token_file, client_file, os.environ)
+        except ConfigError as error:
+            raise click.UsageError(error.detail) from None
+        command(Caller(target, as_json=as_json), **arguments)
 
-
-def _token(token_file: Path | None) -> str | None:
-    """Raises ConfigError."""
-    path = token_file or os.environ.get(TOKEN_FILE_VARIABLE, "").strip()
-    if path:
-        return tokens.read_token_file(Path(path))
-    text = os.environ.get(TOKEN_VARIABLE, "")
-    return tokens.check_token(text, TOKEN_VARIABLE) if text.strip() else None
+    return wrapped

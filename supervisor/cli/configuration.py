@@ -15,7 +15,8 @@ from rich.text import Text
 
 from protocol.errors import ConfigError
 from supervisor import config
-from supervisor.cli.shared import EXIT_USAGE, config_option, say_refusal
+from supervisor.cli.exits import Exit
+from supervisor.cli.shared import config_option, say_refusal
 
 
 @click.group("config")
@@ -35,7 +36,7 @@ def check(config_path: Path | None, as_json: bool) -> None:
         settings = config.load(config_path, os.environ)
     except ConfigError as error:
         say_refusal("configuration refused", error, as_json=as_json)
-        sys.exit(EXIT_USAGE)
+        sys.exit(Exit.USAGE)
     if as_json:
         document = {"ok": True, "digest": settings.digest, "settings": settings.public()}
         click.echo(json.dumps(document, indent=2))

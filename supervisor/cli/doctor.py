@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from supervisor.cli.shared import EXIT_FAILED, config_option
+from supervisor.cli.exits import Exit
+from supervisor.cli.shared import config_option
 from supervisor.doctor import Finding, Report, Verdict, examine
 
 STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "bold red"}
@@ -43,7 +44,7 @@ def doctor(config_path: Path | None, as_json: bool) -> None:
         Console().print(_table(findings))
     else:
         _print_lines(findings)
-    sys.exit(0 if report.ok else EXIT_FAILED)
+    sys.exit(Exit.OK if report.ok else Exit.FAILED)
 
 
 def _table(findings: Sequence[Finding]) -> Table:

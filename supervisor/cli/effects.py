@@ -2,158 +2,111 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, NoReturn
-from urllib.parse import quote, urlencode
+from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import msgspec
 
+from protocol import canonical
 from protocol.effects import Decision
+from protocol.errors import BadJson
 from protocol.states import EffectState
-from supervisor.cli.calling import Answer, Server, Unreachable, server_option, token_option
-from supervisor.cli.shared import EXIT_CONFLICT, EXIT_FAILED, EXIT_NOT_FOUND, EXIT_UNREACHABLE, EXIT_USAGE, print_table
-
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-#: Exit statuses by HTTP status; any other failure is EXIT_FAILED.
-STATUSES = {404: EXIT_NOT_FOUND, 409: EXIT_CONFLICT, 412: EXIT_CONFLICT, 422: EXIT_USAGE}
+from supervisor.cli.calling import Caller, calling
+from supervisor.cli.shared import (
+    cell,
+    choice,
+    document_of,
+    plain_table,
+    print_fields,
+    print_json,
+    print_table,
+    say,
+    time_text,
+)
+from supervisor.client import Client, Effect
 
 
 @click.group("effects")
 def effects_group() -> None:
-    """Look at effects of tools, and say what became of those whose outcome is unknown.
-
-    Exit status: 0 done, 1 failed, 2 wrong usage, 3 no such effect, 4 the effect is not, or is no more, what the
-    decision was about, 6 the server does not answer.
-    """
+    """Look at effects of tools, and say what became of those whose outcome is unknown."""
 
 
 @effects_group.command("list")
-@click.option("--state", type=click.Choice([state.value for state in EffectState]), help="Effects in this state only.")
+@click.option("--state", type=choice(EffectState), help="Effects in this state only.")
 @click.option("--crew", "crew_id", help="Effects of this crew only.")
 @click.option("--cursor", help="Where the page before ended.")
 @click.option("--limit", type=click.IntRange(1, 500), help="Effects on a page.")
-@server_option
-@token_option
-@_json_option
+@calling
 def list_command(
-    state: str | None,
-    crew_id: str | None,
-    cursor: str | None,
-    limit: int | None,
-    server: str,
-    token_file: Path | None,
-    as_json: bool,
+    caller: Caller, state: str | None, crew_id: str | None, cursor: str | None, limit: int | None
 ) -> None:
     """List effects, the newest key first."""
-    given = {"state": state, "crew_id": crew_id, "cursor": cursor, "limit": limit}
-    query = urlencode({name: value for name, value in given.items() if value is not None})
-    answer = _ask(Server(server, token_file), "GET", f"/effects?{query}", as_json=as_json)
-    if as_json:
-        _print_json(answer.document)
+    wanted = None if state is None else EffectState(state)
+    page = caller.ask(
+        lambda client: client.list_effects(state=wanted, crew_id=crew_id, cursor=cursor, limit=limit)
+    )
+    if caller.as_json:
+        print_json(page)
         return
-    table = Table("key", "state", "tool", "crew", "action", "claimed", "reason", box=None, header_style="bold")
-    for effect in answer.document["effects"]:
-        names = ("key_id", "state", "tool", "crew_id", "action_id")
-        table.add_row(*(Text(effect[name]) for name in names), _time(effect["claimed_at"]), Text(effect["reason"]))
+    table = plain_table("key", "state", "tool", "crew", "action", "claimed", "reason")
+    for effect in page.effects:
+        row = (effect.key_id, effect.state.value, effect.tool, effect.crew_id, effect.action_id)
+        table.add_row(*map(cell, row), time_text(effect.claimed_at), cell(effect.reason))
     print_table(table)
-    if answer.document["next_cursor"] is not None:
-        click.echo(f"more with --cursor {answer.document['next_cursor']}")
+    if page.next_cursor is not None:
+        say(f"more with --cursor {page.next_cursor}")
 
 
 @effects_group.command("show")
 @click.argument("key_id")
-@server_option
-@token_option
-@_json_option
-def show_command(key_id: str, server: str, token_file: Path | None, as_json: bool) -> None:
+@calling
+def show_command(caller: Caller, key_id: str) -> None:
     """Show one effect."""
-    answer = _ask(Server(server, token_file), "GET", _path(key_id), as_json=as_json)
-    _print_effect(answer, as_json=as_json)
+    _print_effect(caller.ask(lambda client: client.effect(key_id)), caller)
 
 
 @effects_group.command("reconcile")
 @click.argument("key_id")
-@click.option(
-    "--decision", type=click.Choice([decision.value for decision in Decision]), required=True, help="What became of it."
-)
+@click.option("--decision", type=choice(Decision), required=True, help="What became of it.")
 @click.option("--actor", required=True, help="Who found out.")
 @click.option("--evidence", required=True, help="What the decision rests on.")
 @click.option("--receipt", metavar="JSON", help="The tool's result, for --decision settled.")
 @click.option("--version", type=click.IntRange(1), help="The version that was looked at; else the one there is now.")
-@server_option
-@token_option
-@_json_option
+@calling
 def reconcile_command(
+    caller: Caller,
     key_id: str,
     decision: str,
     actor: str,
     evidence: str,
     receipt: str | None,
     version: int | None,
-    server: str,
-    token_file: Path | None,
-    as_json: bool,
 ) -> None:
     """Record what became of an effect whose outcome is unknown."""
-    body: dict[str, Any] = {"decision": decision, "actor": actor, "evidence": evidence}
-    if receipt is not None:
-        try:
-            body["receipt"] = json.loads(receipt)
-        except ValueError as error:
-            raise click.UsageError(f"--receipt is no JSON: {error}") from None
-    connection = Server(server, token_file)
-    etag = f'"{version}"'
-    if version is None:
-        etag = _ask(connection, "GET", _path(key_id), as_json=as_json).etag or ""
-    path, headers = f"{_path(key_id)}/reconcile", {"If-Match": etag}
-    _print_effect(_ask(connection, "POST", path, body=body, headers=headers, as_json=as_json), as_json=as_json)
+    decided, result = Decision(decision), _receipt(receipt)
+    if (decided is Decision.SETTLED) != (receipt is not None):
+        raise click.UsageError("--receipt goes with --decision settled, and with that one only; null is one too")
+
+    async def work(client: Client) -> Effect:
+        effect = await client.effect(key_id)
+        if version is not None:
+            effect = msgspec.structs.replace(effect, etag=f'"{version}"')
+        return await client.reconcile_effect(effect, decided, actor=actor, evidence=evidence, receipt=result)
+
+    _print_effect(caller.ask(work), caller)
 
 
-def _path(key_id: str) -> str:
-    return f"/effects/{quote(key_id, safe='')}"
-
-
-def _ask(server: Server, method: str, path: str, *, as_json: bool, **options: Any) -> Answer:
-    """The answer to a request that was granted; anything else ends the command."""
+def _receipt(text: str | None) -> Any:
+    if text is None:
+        return msgspec.UNSET
     try:
-        answer = server.ask(method, path, **options)
-    except Unreachable as error:
-        _fail("unreachable", str(error), EXIT_UNREACHABLE, as_json=as_json)
-    if answer.status != 200:
-        code, detail = str(answer.document.get("code")), str(answer.document.get("detail"))
-        _fail(code, detail, STATUSES.get(answer.status, EXIT_FAILED), as_json=as_json)
-    return answer
+        return canonical.parse(text.encode("utf-8", "surrogateescape"))
+    except BadJson as error:
+        raise click.UsageError(f"--receipt is no strict JSON: {error.detail}") from None
 
 
-def _fail(code: str, detail: str, status: int, *, as_json: bool) -> NoReturn:
-    if as_json:
-        _print_json({"ok": False, "error": {"code": code, "detail": detail}})
+def _print_effect(effect: Effect, caller: Caller) -> None:
+    if caller.as_json:
+        print_json(effect)
     else:
-        text = Text(f"{code}: ", style="bold red") + Text(detail, style="default")
-        Console(stderr=True).print(text, soft_wrap=True)
-    sys.exit(status)
-
-
-def _print_effect(answer: Answer, *, as_json: bool) -> None:
-    if as_json:
-        _print_json(answer.document)
-        return
-    table = Table("field", "value", box=None, header_style="bold")
-    for name, value in answer.document.items():
-        shown = _time(value) if name.endswith("_at") else value if isinstance(value, str) else json.dumps(value)
-        table.add_row(name, Text(shown))
-    print_table(table)
-
-
-def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
-def _print_json(document: object) -> None:
-    click.echo(json.dumps(document, indent=2))
+        print_fields(document_of(effect))

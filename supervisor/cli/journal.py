@@ -16,7 +16,8 @@ import msgspec
 
 from protocol.errors import ConfigError, CrewError
 from supervisor import config
-from supervisor.cli.shared import EXIT_CONFLICT, EXIT_FAILED, EXIT_USAGE, config_option, say_refusal
+from supervisor.cli.exits import Exit
+from supervisor.cli.shared import config_option, say_refusal
 from supervisor.config.table import CONFIG_VARIABLE
 from supervisor.journal.backup import back_up
 from supervisor.journal.checking import CheckReport, check_journal
@@ -47,8 +48,8 @@ def _refusals(what: str, *, as_json: bool = False) -> Iterator[None]:
         yield
     except CrewError as error:
         say_refusal(what, error, as_json=as_json)
-        statuses = {ConfigError: EXIT_USAGE, JournalOwned: EXIT_CONFLICT}
-        sys.exit(statuses.get(type(error), EXIT_FAILED))
+        statuses = {ConfigError: Exit.USAGE, JournalOwned: Exit.CONFLICT}
+        sys.exit(statuses.get(type(error), Exit.FAILED))
 
 
 def _settings(config_path: Path | None, state_file: Path | None) -> config.Settings | None:
@@ -170,7 +171,7 @@ def check_command(state_file: Path | None, config_path: Path | None, as_json: bo
         click.echo(_pretty({"ok": not report.findings, "journal": str(path), **msgspec.to_builtins(report)}))
     else:
         _say_check(report, path)
-    sys.exit(EXIT_FAILED if report.findings else 0)
+    sys.exit(Exit.FAILED if report.findings else Exit.OK)
 
 
 def _say_check(report: CheckReport, path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from supervisor.cli.shared import EXIT_CONFLICT, EXIT_FAILED
+from supervisor.cli.exits import Exit
 
 #: Where the units that are shipped expect the program.
 SHIPPED_PROGRAM = "/opt/crew-supervisor/bin/crew-supervisor"
@@ -53,7 +53,7 @@ def install_units(directory: Path, program: Path | None, force: bool, examples: 
     foreign = [str(target) for target, text in files.items() if _differs(target, text)]
     if foreign and not force:
         click.echo(f"there already, and different: {', '.join(foreign)}; look at them, then use --force", err=True)
-        sys.exit(EXIT_CONFLICT)
+        sys.exit(Exit.CONFLICT)
     for target, text in files.items():
         _write(target, text)
         click.echo(str(target))
@@ -88,4 +88,4 @@ def _write(target: Path, text: str) -> None:
         part.replace(target)
     except OSError as error:
         click.echo(f"{target} cannot be written: {error.strerror}", err=True)
-        sys.exit(EXIT_FAILED)
+        sys.exit(Exit.FAILED)

@@ -5,16 +5,20 @@ Cancelled or Failed; its cancel says whether the stop was proved. Everything tha
 ``category``, ``retryable``, ``uncertain`` and the Action as it was given.
 """
 
+from protocol.api import JobDecision
 from protocol.effects import Decision
 from supervisor.client.action import Action
 from supervisor.client.answers import (
     Archived,
+    AuditEntry,
+    Draining,
     Effect,
     EffectPage,
     Event,
     EventPage,
     Health,
     Job,
+    JobEvidence,
     JobPage,
 )
 from supervisor.client.capabilities import (
@@ -63,8 +67,12 @@ __all__ = [
     "EventPage",
     "Job",
     "JobPage",
+    "JobEvidence",
+    "AuditEntry",
+    "JobDecision",
     "Archived",
     "Health",
+    "Draining",
     "Effect",
     "EffectPage",
     "Decision",

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.api import StopEvidence, WorkerView
+from protocol.api import JobReconciliation, ReconciliationView, StopEvidence, WorkerView
 from protocol.states import TERMINAL, EffectState, Status
 
 
@@ -21,7 +21,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job's record. Times are Unix seconds; ``output`` is an object once it is completed, and left out of lists.
 
-    ``stop`` is the evidence of the end of its work; where it is None nothing was proved.
+    ``stop`` is the evidence of the end of its work; where it is None nothing was proved. ``reconciliation``: what
+    somebody decided about an uncertain outcome, the newest.
     """
 
     action_id: str
@@ -39,6 +40,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     worker: WorkerView | None = None
     stop: StopEvidence | None = None
     effects: dict[str, Any] | None = None
+    reconciliation: JobReconciliation | None = None
 
     @property
     def ended(self) -> bool:
@@ -80,17 +82,27 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     active_runs: int | None = None
     retained_runs: int | None = None
     max_retained_runs: int | None = None
+    stream_checkpoint_events: int | None = None
+    training_directory: bool | None = None
     version: str | None = None
     instance_id: str | None = None
     epoch: int | None = None
+    config_digest: str | None = None
+    registry_digest: str | None = None
+    crewai_version: str | None = None
+    launch_mode: str | None = None
+    launch_reason: str | None = None
     stop_method: str | None = None
+    running: int | None = None
+    queued: int | None = None
+    effects_unknown: int | None = None
     checks: dict[str, bool] | None = None
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
     """One effect of a tool call. ``key_id``: 64 hex digits. ``etag``: the version it was read at, for a reconciliation.
 
-    ``receipt`` is the tool's stored result, any JSON value; times are Unix seconds.
+    ``receipt`` is the tool's result, any JSON value, None where it was not stored; times are Unix seconds.
     """
 
     key_id: str
@@ -98,8 +110,9 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     tool: str | None = None
     scope: str | None = None
     scope_id: str | None = None
+    identity: tuple[Any, ...] | None = None
     policy: str | None = None
-    preimage: Any = None
+    preimage: str | None = None
     args_hash: str | None = None
     version: int | None = None
     epoch: int | None = None
@@ -110,11 +123,10 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     settled_at: float | None = None
     delivered_at: float | None = None
     receipt: Any = None
+    receipt_stored: bool | None = None
     replays: int | None = None
     reason: str | None = None
-    actor: str | None = None
-    decision: str | None = None
-    evidence: Any = None
+    reconciliation: ReconciliationView | None = None
     etag: str | None = None
 
 
@@ -123,3 +135,36 @@ class EffectPage(msgspec.Struct, frozen=True, kw_only=True):
 
     effects: tuple[Effect, ...]
     next_cursor: str | None = None
+
+
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Who did what to a job, and when (Unix seconds); ``detail`` is an object or None."""
+
+    at: float
+    actor: str
+    act: str
+    detail: Any = None
+
+
+class JobEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a job, in one document; digests are SHA-256 in hex, ``log_tail`` the end of its output."""
+
+    action_id: str
+    record: Job
+    request_hash: str | None = None
+    config_digest: str | None = None
+    registry_digest: str | None = None
+    stop: StopEvidence | None = None
+    reconciliations: tuple[JobReconciliation, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    effects_omitted: int | None = None
+    log_tail: str = ""
+    audit: tuple[AuditEntry, ...] = ()
+
+
+class Draining(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the server refuses new work, and how many jobs run and wait there."""
+
+    draining: bool
+    running: int | None = None
+    queued: int | None = None

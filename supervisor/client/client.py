@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
 
 from protocol import canonical
+from protocol.api import JobDecision
 from protocol.effects import Decision
 from protocol.states import EffectState, Status
 from supervisor.client import endings, requests
 from supervisor.client.action import Action
-from supervisor.client.answers import Archived, Effect, EffectPage, EventPage, Health, Job, JobPage
+from supervisor.client.answers import (
+    Archived,
+    Draining,
+    Effect,
+    EffectPage,
+    EventPage,
+    Health,
+    Job,
+    JobEvidence,
+    JobPage,
+)
 from supervisor.client.connection import MAX_RESPONSE_BYTES, TIMEOUT_S, Connection, Reply, decode, decode_job
 from supervisor.client.failures import ClientFailure, InvalidRequest
 from supervisor.client.invocation import CANCEL_TIMEOUT_S, Invocation
@@ -158,6 +170,36 @@ class Client:
         call = Call(method="DELETE", path=path, headers=headers, action_id=action_id, mutation=True)
         return await self._get(call, Archived)
 
+    async def log(self, action_id: str, *, tail: int | None = None, follow: bool = False) -> AsyncGenerator[bytes]:
+        """Yield a job's captured output in pieces: all of it or its last ``tail`` bytes.
+
+        With ``follow`` it goes on to the end of the job. A connection that breaks is TransportFailed.
+        """
+        path = requests.job_path(action_id, "/log", tail=tail, follow=1 if follow else None)
+        call = Call(method="GET", path=path, action_id=action_id, endless=follow)
+        async for piece in self._connection.pieces(call):
+            yield piece
+
+    async def evidence(self, action_id: str) -> JobEvidence:
+        """What is known of a job, in one document."""
+        call = Call(method="GET", path=requests.job_path(action_id, "/evidence"), action_id=action_id)
+        return await self._get(call, JobEvidence)
+
+    async def reconcile(self, action_id: str, decision: JobDecision, *, actor: str, evidence: str) -> Job:
+        """Record what was found out about a job's uncertain outcome, and by whom; its record stays as it is.
+
+        RemoteRejected with status 409 says that it runs, or that its outcome is certain.
+        """
+        body = {"decision": JobDecision(decision).value, "actor": actor, "evidence": evidence}
+        call = Call(
+            method="POST",
+            path=requests.job_path(action_id, "/reconcile"),
+            body=canonical.compact(body),
+            action_id=action_id,
+            mutation=True,
+        )
+        return await self._get_job(call, action_id)
+
     # --- the server ----------------------------------------------------------------------------------------------
 
     async def list_jobs(
@@ -183,14 +225,27 @@ class Client:
         """What the server says of itself; see ``lacks`` for what a host asks of it."""
         return await self._get(Call(method="GET", path="/health"), Health)
 
+    async def drain(self) -> Draining:
+        """Have the server admit nothing more, until ``undrain`` or its end; what was admitted goes on."""
+        return await self._get(Call(method="POST", path="/drain", mutation=True), Draining)
+
+    async def undrain(self) -> Draining:
+        """Have it admit again."""
+        return await self._get(Call(method="DELETE", path="/drain", mutation=True), Draining)
+
     # --- effects -------------------------------------------------------------------------------------------------
 
     async def list_effects(
-        self, *, state: EffectState | None = None, crew_id: str | None = None, cursor: str | None = None
+        self,
+        *,
+        state: EffectState | None = None,
+        crew_id: str | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
     ) -> EffectPage:
         """A page of the effects of every job."""
         query = query_text(
-            state=None if state is None else EffectState(state).value, crew_id=crew_id, cursor=cursor
+            state=None if state is None else EffectState(state).value, crew_id=crew_id, cursor=cursor, limit=limit
         )
         return await self._get(Call(method="GET", path=f"/effects{query}"), EffectPage)
 
@@ -205,9 +260,11 @@ class Client:
         return _tagged(await self._connection.exchange(call), call)
 
     async def reconcile_effect(
-        self, effect: Effect, decision: Decision, *, actor: str, evidence: str, receipt: Any = None
+        self, effect: Effect, decision: Decision, *, actor: str, evidence: str, receipt: Any = msgspec.UNSET
     ) -> Effect:
-        """Record what was found out about an effect of unknown outcome, and by whom; ``receipt`` goes with ``settled``.
+        """Record what was found out about an effect of unknown outcome, and by whom.
+
+        ``receipt`` goes with ``settled``, and with that decision only; None is one.
 
         RemoteRejected with status 412 says that the effect has changed since ``effect`` was read, 409 that its state
         has nothing to reconcile.
@@ -215,12 +272,10 @@ class Client:
         if effect.etag is None:
             raise InvalidRequest(f"effect {effect.key_id} has no etag; read it with `effect` first")
         body = {"decision": Decision(decision).value, "actor": actor, "evidence": evidence}
-        if decision is Decision.SETTLED:
-            body["receipt"] = receipt
         call = Call(
             method="POST",
             path=f"/effects/{check_id('key_id', effect.key_id)}/reconcile",
-            body=canonical.compact(body),
+            body=canonical.compact(body if receipt is msgspec.UNSET else body | {"receipt": receipt}),
             headers={"If-Match": effect.etag},
             mutation=True,
         )

@@ -119,7 +119,6 @@ class Connection:
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers=self._headers,
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
@@ -136,7 +135,8 @@ class Connection:
     async def request(self, call: Call) -> aiohttp.ClientResponse:
         """Send ``call`` and return its answer with the body unread; the caller closes it.
 
-        Raises ClientFailure if there is none, or one that is no success.
+        An ``endless`` call is not cut after the time of a request. Raises ClientFailure if there is no answer, or one
+        that is no success.
         """
         if self._session is None:
             raise RuntimeError("the client is not open; use it in `async with`")
@@ -145,7 +145,14 @@ class Connection:
             headers["Content-Type"] = "application/json"
         try:
             response = await self._session.request(
-                call.method, self._origin + call.path, data=call.body, headers=headers, allow_redirects=False
+                call.method,
+                self._origin + call.path,
+                data=call.body,
+                headers=headers,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(
+                    total=None if call.endless else self._timeout_s, sock_connect=CONNECT_TIMEOUT_S
+                ),
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             # Also a handshake that failed: nothing of the request was sent.
@@ -170,6 +177,15 @@ class Connection:
         async with self.open(call) as response:
             body = await self._read(call, response)
             return Reply(response.status, response.headers, body, _document(call, body))
+
+    async def pieces(self, call: Call) -> AsyncIterator[bytes]:
+        """Send ``call`` and yield its answer as it comes, however long it is. Raises ClientFailure."""
+        async with self.open(call) as response:
+            try:
+                async for block in response.content.iter_any():
+                    yield block
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                raise call.failed(TransportFailed, f"the answer broke off: {_named(error)}") from error
 
     async def _read(self, call: Call, response: aiohttp.ClientResponse) -> bytes:
         parts = bytearray()

@@ -26,6 +26,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One request. ``path`` is encoded already. ``mutation``: a failure of it may leave something behind.
 
     ``admitted``: the Action is known to be admitted, so whatever goes wrong now says nothing about its effects.
+    ``endless``: its answer takes as long as it takes.
     """
 
     method: str
@@ -36,6 +37,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     action_id: str | None = None
     mutation: bool = False
     admitted: bool = False
+    endless: bool = False
 
     @property
     def about(self) -> dict[str, Any]:

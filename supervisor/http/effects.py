@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 
 import msgspec
@@ -13,6 +12,7 @@ from protocol import canonical
 from protocol.api import AuditView, EffectList, EffectView, JobEvidence, ReconcileRequest, convert, effect_view
 from protocol.effects import MAX_RECEIPT_BYTES, EffectRecord, Reconciliation
 from protocol.errors import EffectMalformed, IfMatchMissing
+from supervisor.capture import read_end
 from supervisor.http.edge import json_response, read_json
 from supervisor.http.ground import Ground
 from supervisor.http.query import EFFECT, encode_cursor, read_effect_query
@@ -70,7 +70,8 @@ class EffectHandlers(Ground):
         page = await self._journal.effects.page(job=record.row, limit=EVIDENCE_EFFECTS)
         total = sum(msgspec.structs.astuple(view.effects))
         audit = await self._journal.audit_of(record.action_id)
-        tail = await asyncio.to_thread(_log_tail, self._means.workspace.log(record.row))
+        tail, _ = await asyncio.to_thread(read_end, self._means.workspace.log(record.row), LOG_TAIL_BYTES)
+        decided = await self._journal.reconciliations([record])
         return json_response(
             JobEvidence(
                 action_id=record.action_id,
@@ -79,9 +80,10 @@ class EffectHandlers(Ground):
                 registry_digest=record.registry_digest,
                 record=view,
                 stop=view.stop,
+                reconciliations=decided.get(record.row, []),
                 effects=[effect_view(effect) for effect in page.records],
                 effects_omitted=max(0, total - len(page.records)),
-                log_tail=tail,
+                log_tail=tail.decode("utf-8", "replace"),
                 audit=[_audit_view(entry) for entry in audit],
             )
         )
@@ -106,13 +108,3 @@ def _versions(request: web.Request) -> frozenset[int]:
 
 def _audit_view(entry: AuditEntry) -> AuditView:
     return AuditView(at=entry.at, actor=entry.actor, act=entry.act, detail=msgspec.Raw(entry.detail or b"null"))
-
-
-def _log_tail(path: os.PathLike[str]) -> str:
-    """The end of a job's captured output; empty where there is none."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES))
-            return file.read(LOG_TAIL_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""

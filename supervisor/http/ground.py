@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
 from aiohttp import web
 
-from protocol.api import JobView
+from protocol.api import JobReconciliation, JobView
 from protocol.errors import UnknownAction
 from protocol.states import Status
 from supervisor.job import Job, view_of
@@ -22,6 +26,24 @@ class Ground:
     def __init__(self, means: Means, jobs: Jobs) -> None:
         self._means = means
         self._jobs = jobs
+        self._streams: set[asyncio.Task[object]] = set()
+
+    @contextlib.contextmanager
+    def _streaming(self) -> Iterator[None]:
+        """Count the request among those that stay until a job's end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        try:
+            with self._means.meters.streams.track_inprogress():
+                yield
+        finally:
+            self._streams.discard(task)
+
+    def close_streams(self) -> None:
+        """Cut the readers that are still there, for the end of the supervisor."""
+        for task in self._streams:
+            task.cancel()
 
     @property
     def _journal(self) -> Journal:
@@ -53,7 +75,14 @@ class Ground:
                 return job.view(effects)
             record = job.record  # it ended while its effects were counted
         output = await self._journal.output(record.row) if record.status is Status.COMPLETED else None
-        return view_of(record, effects, output=output)
+        decisions = await self._journal.reconciliations([record])
+        return view_of(record, effects, output=output, reconciliation=newest(decisions, record))
+
+
+def newest(decisions: Mapping[int, Sequence[JobReconciliation]], record: JobRecord) -> JobReconciliation | None:
+    """Of decisions by row the one about a job that counts."""
+    found = decisions.get(record.row)
+    return found[-1] if found else None
 
 
 def _unknown(action_id: str) -> UnknownAction:

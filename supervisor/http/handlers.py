@@ -25,7 +25,7 @@ from supervisor.archiving import Archiver
 from supervisor.health import HealthReport, Probe
 from supervisor.http import sse
 from supervisor.http.edge import REPLAYED, json_response, read_json
-from supervisor.http.ground import Ground
+from supervisor.http.ground import Ground, newest
 from supervisor.http.prefer import APPLIED_HEADER, preferences
 from supervisor.http.query import JOB, encode_cursor, read_query
 from supervisor.http.start import Start, actor, read_start
@@ -53,13 +53,7 @@ class Handlers(Ground):
         self._archiver = Archiver(
             means.journal, means.workspace, min_retention_s=means.settings.min_retention_s
         )
-        self._streams: set[asyncio.Task[object]] = set()
         self._asking: set[asyncio.Future[JobRecord]] = set()
-
-    def close_streams(self) -> None:
-        """Cut the readers that are still there, for the end of the supervisor."""
-        for task in self._streams:
-            task.cancel()
 
     # --- health --------------------------------------------------------------------------------------------------
 
@@ -157,14 +151,8 @@ class Handlers(Ground):
     ) -> web.StreamResponse:
         feed = job.feed if job is not None else None
         events = sse.follow(self._journal, record.row, cursor, feed=feed, count=record.event_count)
-        task = asyncio.current_task()
-        assert task is not None
-        self._streams.add(task)
-        try:
-            with self._means.meters.streams.track_inprogress():
-                return await sse.respond(request, events, record.action_id)
-        finally:
-            self._streams.discard(task)
+        with self._streaming():
+            return await sse.respond(request, events, record.action_id)
 
     # --- one job -------------------------------------------------------------------------------------------------
 
@@ -179,11 +167,15 @@ class Handlers(Ground):
             limit=query.limit,
         )
         counts = await self._journal.effects.counts([record.row for record in page.records])
+        decisions = await self._journal.reconciliations(page.records)
         views = []
         for record in page.records:
             job, effects = self._jobs.get(record.action_id), counts.get(record.row)
             live = job is not None and record.status is Status.RUNNING
-            views.append(job.view(effects) if job is not None and live else view_of(record, effects))
+            if job is not None and live:
+                views.append(job.view(effects))
+            else:
+                views.append(view_of(record, effects, reconciliation=newest(decisions, record)))
         return json_response(JobList(jobs=views, next_cursor=encode_cursor(JOB, page.before)))
 
     async def show(self, request: web.Request) -> web.StreamResponse:

@@ -19,6 +19,9 @@ MAX_LIMIT = 500
 JOB_PARAMETERS = frozenset({"status", "crew_id", "operation", "cursor", "limit"})
 EFFECT_PARAMETERS = frozenset({"state", "crew_id", "cursor", "limit"})
 PAGE_PARAMETERS = frozenset({"cursor", "limit"})
+LOG_PARAMETERS = frozenset({"tail", "follow"})
+#: The longest end of a log that can be asked for, bytes.
+MAX_TAIL_BYTES = 1 << 30
 #: What a cursor counts.
 JOB, EFFECT = "row", "effect"
 E = TypeVar("E", bound=StrEnum)
@@ -43,6 +46,13 @@ class EffectQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
 
 
+class LogQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a log: its last ``tail_bytes`` (None: all of it), and whether to the end of the job."""
+
+    tail_bytes: int | None
+    follow: bool
+
+
 def read_query(request: web.Request) -> JobQuery:
     """Read the parameters of ``GET /jobs``; the last of a repeated one counts. Raises InputInvalid."""
     values = _values(request, JOB_PARAMETERS)
@@ -64,6 +74,16 @@ def read_effect_query(request: web.Request, *, of_job: bool = False) -> EffectQu
         before=_decode_cursor(EFFECT, values.get("cursor")),
         limit=_limit(values.get("limit")),
     )
+
+
+def read_log_query(request: web.Request) -> LogQuery:
+    """Read the parameters of a job's log. Raises InputInvalid."""
+    values = _values(request, LOG_PARAMETERS)
+    tail, follow = values.get("tail"), values.get("follow", "0")
+    if follow not in ("0", "1"):
+        raise InputInvalid(f"follow {follow[:40]!r} is neither 0 nor 1")
+    tail_bytes = None if tail is None else _integer("tail", tail, low=0, high=MAX_TAIL_BYTES)
+    return LogQuery(tail_bytes=tail_bytes, follow=follow == "1")
 
 
 def _values(request: web.Request, known: Collection[str]) -> dict[str, str]:
@@ -106,6 +126,10 @@ def _one_of(kind: type[E], name: str, text: str | None) -> E | None:
 def _limit(text: str | None) -> int:
     if text is None:
         return DEFAULT_LIMIT
-    if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= MAX_LIMIT):
-        raise InputInvalid(f"limit {text[:40]!r} is not an integer from 1 to {MAX_LIMIT}")
+    return _integer("limit", text, low=1, high=MAX_LIMIT)
+
+
+def _integer(name: str, text: str, *, low: int, high: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 12 and low <= int(text) <= high):
+        raise InputInvalid(f"{name} {text[:40]!r} is not an integer from {low} to {high}")
     return int(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from types import MethodType
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from aiohttp import web
@@ -14,11 +14,13 @@ from protocol.api import (
     Archived,
     CancelRequest,
     CrewId,
+    Draining,
     EffectList,
     EffectView,
     EventSlice,
     JobEvidence,
     JobList,
+    JobReconcileRequest,
     JobView,
     KeyId,
     Output,
@@ -50,6 +52,7 @@ from protocol.errors import (
     LegacyRoute,
     NotAccepting,
     OperationDisabled,
+    OutcomeCertain,
     RouteUnknown,
     StopUnconfirmed,
     UnknownAction,
@@ -81,10 +84,11 @@ from supervisor.http.declare import (
 )
 from supervisor.http.edge import Edge, finish_headers, keep_garbage_quiet, unrouted
 from supervisor.http.effects import EffectHandlers
-from supervisor.http.ground import CREW_HEADER
+from supervisor.http.ground import CREW_HEADER, Ground
 from supervisor.http.handlers import CONFIRMATION_HEADER, Handlers
+from supervisor.http.operating import OperatorHandlers
 from supervisor.http.pages import MEDIA_TYPES, Pages
-from supervisor.http.query import DEFAULT_LIMIT, MAX_LIMIT
+from supervisor.http.query import DEFAULT_LIMIT, MAX_LIMIT, MAX_TAIL_BYTES
 from supervisor.jobs import Jobs
 from supervisor.journal import RowQuarantined
 from supervisor.journal.effects import EffectQuarantined
@@ -92,6 +96,7 @@ from supervisor.metrics.exposition import Exposition
 from supervisor.run.means import Means
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT)]
+TailBytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_TAIL_BYTES)]
 
 RECORD: Errors = (UnknownAction, RowQuarantined, *JOURNAL)
 ADMISSION: Errors = (
@@ -141,6 +146,10 @@ EXPOSITION = (
 POLICY = (Header("Content-Security-Policy", str, "What the page may load.", required=True),)
 FILE = Parameter("file", "path", str, "Its name, as the page has it.", required=True)
 ACCEPT = Parameter("Accept", "header", str, "The exposition format, as scrapers send it.")
+TAIL = Parameter("tail", "query", TailBytes, "The last bytes only; they may begin in the middle of a line.")
+FOLLOW = Parameter("follow", "query", Literal[0, 1], "1: go on with what is added, to the end of the job.")
+LOG = Answer(200, "Lines, `stdout` or `stderr` before each; empty where nothing was captured.", str, "text/plain")
+DRAINING = Answer(200, "What holds now.", Draining)
 CREW = Parameter(CREW_HEADER, "header", str, "The crew that the reader means; another crew's record is unknown then.")
 
 API: tuple[Route, ...] = (
@@ -201,6 +210,17 @@ API: tuple[Route, ...] = (
         (Answer(200, "The document.", JobEvidence),), RECORD, (ACTION, CREW),
     ),
     Route(
+        "GET", "/jobs/{action_id}/log", OperatorHandlers.log, "A job's captured output",
+        (LOG,), (*RECORD, InputInvalid), (ACTION, CREW, TAIL, FOLLOW),
+    ),
+    Route(
+        "POST", "/jobs/{action_id}/reconcile", OperatorHandlers.reconcile_job,
+        "Record what was found out about an uncertain outcome; the record stays as it is",
+        (VIEW,), (*RECORD, ActionRunning, OutcomeCertain), (ACTION,), JobReconcileRequest,
+    ),
+    Route("POST", "/drain", OperatorHandlers.drain, "Admit nothing more, until undone", (DRAINING,), JOURNAL),
+    Route("DELETE", "/drain", OperatorHandlers.undrain, "Admit again", (DRAINING,), JOURNAL),
+    Route(
         "GET", "/effects", EffectHandlers.list_effects, "Effects of all jobs, archived ones too, newest first",
         (EFFECTS,), (InputInvalid, *JOURNAL), EFFECT_FILTERS,
     ),
@@ -235,10 +255,9 @@ class Routes:
     def __init__(self, means: Means, jobs: Jobs, health: HealthReport, exposition: Exposition) -> None:
         self._rows = TABLE if means.settings.dashboard else API
         document = openapi.document(self._rows, version=VERSION)
-        self._handlers = Handlers(means, jobs, health, exposition=exposition, openapi=document)
-        self._groups: tuple[object, ...] = (self._handlers, EffectHandlers(means, jobs))
-        if means.settings.dashboard:
-            self._groups += (Pages(),)
+        handlers = Handlers(means, jobs, health, exposition=exposition, openapi=document)
+        self._streaming: tuple[Ground, ...] = (handlers, EffectHandlers(means, jobs), OperatorHandlers(means, jobs))
+        self._groups: tuple[object, ...] = (*self._streaming, Pages()) if means.settings.dashboard else self._streaming
 
     @staticmethod
     def table() -> tuple[Route, ...]:
@@ -262,4 +281,5 @@ class Routes:
 
     def close_streams(self) -> None:
         """Cut the readers that are still there, for the end of the supervisor."""
-        self._handlers.close_streams()
+        for group in self._streaming:
+            group.close_streams()

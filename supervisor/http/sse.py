@@ -56,7 +56,7 @@ async def respond(
     response.charset = "utf-8"
     try:
         await response.prepare(request)
-        _bound_send_buffer(request)
+        bound_send_buffer(request)
         await response.write(b"retry: %d\n\n" % SSE_RETRY_MS)
         async for batch in events:
             if not batch:
@@ -69,7 +69,8 @@ async def respond(
     return response
 
 
-def _bound_send_buffer(request: web.Request) -> None:
+def bound_send_buffer(request: web.Request) -> None:
+    """Keep the kernel from taking megabytes for a reader that stalls."""
     connection = request.transport.get_extra_info("socket") if request.transport is not None else None
     if connection is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)

@@ -128,7 +128,10 @@ def _data(connection: sqlite3.Connection) -> Iterator[Finding]:
 
 
 def _orphans(connection: sqlite3.Connection) -> Iterator[Finding]:
-    for table in ("events", "workers", "tasks"):
+    tables = ["events", "workers", "tasks"]
+    if schema.version_of(connection) >= schema.RECONCILIATIONS_VERSION:
+        tables.append("reconciliations")
+    for table in tables:
         found = connection.execute(
             f"SELECT job, count(*) FROM {table} WHERE job NOT IN (SELECT row FROM jobs) GROUP BY job ORDER BY job"
         )

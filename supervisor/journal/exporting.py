@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from protocol import canonical
-from protocol.api import EffectView, effect_view
+from protocol.api import EffectView, JobReconciliation, effect_view
 from protocol.effects import FIELDS
 from protocol.states import TERMINAL, Status
 from supervisor.journal import effects, queries, schema
@@ -203,8 +203,15 @@ def _line(connection: sqlite3.Connection, job: _Stored) -> dict[str, Any]:
         "workers": [dict(zip(WORKER_FIELDS, values, strict=True)) for values in workers],
         "tasks": [task_id for (task_id,) in tasks],
         "audit": [_entry(entry) for entry in audit],
+        "reconciliations": _reconciliations(connection, row),
         "effects": list(_effects(connection, row)),
     }
+
+
+def _reconciliations(connection: sqlite3.Connection, row: int) -> list[JobReconciliation]:
+    if schema.version_of(connection) < schema.RECONCILIATIONS_VERSION:
+        return []
+    return queries.reconciliations(connection, [row]).get(row, [])
 
 
 def _effects(connection: sqlite3.Connection, row: int) -> Iterator[dict[str, Any] | EffectView]:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from protocol.api import StopEvidence
+from protocol.api import JobReconciliation, StopEvidence
 from protocol.errors import JournalUnavailable
 from protocol.states import Status
 from supervisor.journal import queries, transactions
@@ -228,6 +228,14 @@ class Journal:
         op = partial(transactions.archive, action_id=action_id, actor=actor, at=when, tally=self._tally)
         return await self.write(op, terminal=True)
 
+    async def reconcile(self, action_id: str, found: JobReconciliation, *, by: str) -> JobRecord:
+        """Put an operator's decision beside an uncertain outcome; ``by`` is who sent it. *Terminal.*
+
+        Returns the record, which never changes. Raises UnknownAction, ActionRunning, OutcomeCertain, RowQuarantined.
+        """
+        op = partial(transactions.reconcile, action_id=action_id, found=found, by=by)
+        return await self.write(op, terminal=True)
+
     async def audit(self, entry: AuditEntry, *, terminal: bool = False) -> None:
         """Add an audit entry."""
         await self.write(lambda connection: transactions.audit(connection, entry), terminal=terminal)
@@ -285,6 +293,11 @@ class Journal:
     async def absent(self, rows: Sequence[int]) -> list[int]:
         """Those of ``rows``, a few hundred at most, that belong to no retained job."""
         return await self.read(partial(queries.absent, rows=rows))
+
+    async def reconciliations(self, records: Sequence[JobRecord]) -> dict[int, list[JobReconciliation]]:
+        """Decisions about the outcomes of those of ``records``, a page of them, that have any; by row, oldest first."""
+        rows = [record.row for record in records if record.uncertain]
+        return await self.read(partial(queries.reconciliations, rows=rows)) if rows else {}
 
     async def audit_of(self, action_id: str, *, limit: int = queries.AUDIT_PAGE) -> list[AuditEntry]:
         """The newest entries about an Action, oldest first."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from protocol.api import JobReconciliation
 from protocol.errors import ActionArchived, ActionConflict, UnknownAction
 from protocol.states import Status
 from supervisor.journal.records import (
@@ -221,6 +222,17 @@ def absent(connection: sqlite3.Connection, rows: Sequence[int]) -> list[int]:
     marks = ", ".join("?" * len(rows))
     found = {row for (row,) in connection.execute(f"SELECT row FROM jobs WHERE row IN ({marks})", rows)}
     return [row for row in rows if row not in found]
+
+
+def reconciliations(connection: sqlite3.Connection, rows: Sequence[int]) -> dict[int, list[JobReconciliation]]:
+    """The decisions about the outcomes of those of ``rows``, a page of them, that have any; oldest first."""
+    made: dict[int, list[JobReconciliation]] = {}
+    columns, marks = ", ".join(JobReconciliation.__struct_fields__), ", ".join("?" * len(rows))
+    found = connection.execute(f"SELECT job, {columns} FROM reconciliations WHERE job IN ({marks}) ORDER BY id", rows)
+    for row, *values in found.fetchall():
+        fields = dict(zip(JobReconciliation.__struct_fields__, values, strict=True))
+        made.setdefault(row, []).append(msgspec.convert(fields, JobReconciliation))
+    return made
 
 
 def audit_of(connection: sqlite3.Connection, action_id: str, limit: int) -> list[AuditEntry]:

@@ -81,11 +81,20 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX effects_state ON effects(state)",
         "CREATE INDEX effects_crew ON effects(crew_id)",
     ),
+    (
+        # Decisions beside uncertain outcomes; the newest one counts, and none is changed.
+        """CREATE TABLE reconciliations(
+            id INTEGER PRIMARY KEY, job INTEGER NOT NULL, at REAL NOT NULL, decision TEXT NOT NULL,
+            actor TEXT NOT NULL, evidence TEXT NOT NULL)""",
+        "CREATE INDEX reconciliations_job ON reconciliations(job)",
+    ),
 )
 #: The first version whose table jobs has the column output.
 OUTPUT_VERSION = 2
 #: The first version with the table effects.
 EFFECTS_VERSION = 3
+#: The first version with the table reconciliations.
+RECONCILIATIONS_VERSION = 4
 
 
 def connect(path: Path) -> sqlite3.Connection:

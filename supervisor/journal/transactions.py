@@ -11,8 +11,15 @@ from collections.abc import Sequence
 import msgspec
 
 from protocol import canonical, points
-from protocol.api import StopEvidence
-from protocol.errors import ActionRunning, EffectsOpen, IllegalTransition, JournalFull, UnknownAction
+from protocol.api import JobReconciliation, StopEvidence
+from protocol.errors import (
+    ActionRunning,
+    EffectsOpen,
+    IllegalTransition,
+    JournalFull,
+    OutcomeCertain,
+    UnknownAction,
+)
 from protocol.states import Phase, Status, Step, advance
 from supervisor.journal import effects, queries
 from supervisor.journal.records import (
@@ -43,6 +50,11 @@ _INSERT_WORKER = (
 class _Note(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str
     detail: str = ""
+
+
+class _DecisionNote(msgspec.Struct, frozen=True):
+    decision: str
+    by: str
 
 
 def admit(connection: sqlite3.Connection, job: NewJob, *, tally: Tally, retained_limit: int) -> Admission:
@@ -200,23 +212,48 @@ def update_stop(connection: sqlite3.Connection, row: int, stop: StopEvidence) ->
     return msgspec.structs.replace(record, stop=stop)
 
 
-def archive(connection: sqlite3.Connection, action_id: str, *, actor: str, at: float, tally: Tally) -> int:
-    """Leave a tombstone for the job and its effects, and remove the rest. Returns its row.
-
-    Raises UnknownAction, ActionRunning, EffectsOpen.
-    """
+def _ended(connection: sqlite3.Connection, action_id: str) -> JobRecord:
+    """The record of a job that has ended. Raises UnknownAction, ActionRunning."""
     record = queries.job_by_action(connection, action_id)
     if record is None:
         raise UnknownAction(f"no retained job has Action id {action_id}", action_id=action_id)
     if record.status is Status.RUNNING:
         raise ActionRunning(f"Action {action_id} is still running; cancel it or wait", action_id=action_id)
+    return record
+
+
+def reconcile(connection: sqlite3.Connection, action_id: str, *, found: JobReconciliation, by: str) -> JobRecord:
+    """Put a decision beside an uncertain outcome. Returns the record, which stays as it is.
+
+    Raises UnknownAction, ActionRunning, OutcomeCertain.
+    """
+    record = _ended(connection, action_id)
+    if not record.uncertain:
+        raise OutcomeCertain(
+            f"the outcome of Action {action_id} is not uncertain; there is nothing to reconcile", action_id=action_id
+        )
+    connection.execute(
+        "INSERT INTO reconciliations(job, at, decision, actor, evidence) VALUES(?, ?, ?, ?, ?)",
+        (record.row, found.at, found.decision, found.actor, found.evidence),
+    )
+    note = msgspec.json.encode(_DecisionNote(found.decision, by))
+    audit(connection, AuditEntry(at=found.at, action_id=action_id, actor=found.actor, act="reconciled", detail=note))
+    return record
+
+
+def archive(connection: sqlite3.Connection, action_id: str, *, actor: str, at: float, tally: Tally) -> int:
+    """Leave a tombstone for the job and its effects, and remove the rest. Returns its row.
+
+    Raises UnknownAction, ActionRunning, EffectsOpen.
+    """
+    record = _ended(connection, action_id)
     refuse_open_effects(action_id, *effects.open_keys(connection, record.row))
     connection.execute(
         "INSERT INTO tombstones(action_id, request_hash, crew_id, operation, status, archived_at) VALUES(?,?,?,?,?,?)",
         (action_id, record.request_hash, record.crew_id, record.operation, record.status, at),
     )
     points.write("journal.archive")
-    for table in ("events", "workers", "tasks"):
+    for table in ("events", "workers", "tasks", "reconciliations"):
         connection.execute(f"DELETE FROM {table} WHERE job = ?", (record.row,))
     connection.execute("DELETE FROM jobs WHERE row = ?", (record.row,))
     tally.working.jobs -= 1

@@ -127,7 +127,12 @@ class Bringup:
         finally:
             pipes.close_worker_ends()
         log_bytes = settings.log_bytes_of(record.crew_id)
-        capture = Capture(self._means.workspace.log(record.row), log_bytes, kept_bytes={"stderr": log_bytes // 4})
+        capture = Capture(
+            self._means.workspace.log(record.row),
+            log_bytes,
+            kept_bytes={"stderr": log_bytes // 4},
+            bell=self._job.log_bell,
+        )
         capture.attach(pipes.stdout, "stdout")
         capture.attach(pipes.stderr, "stderr")
         listener = self._listener

@@ -21,8 +21,10 @@ from supervisor.client import (
     Failed,
     InvalidRequest,
     InvalidStream,
+    JobDecision,
     RemoteRejected,
     RemoteTemporary,
+    TransportFailed,
 )
 from tests.client.conftest import LONG, QUICK, action
 from tests.client.relay import Relay, Rule
@@ -333,3 +335,63 @@ async def test_a_reconciliation_is_about_the_version_that_was_read(rogue: Rogue,
     assert isinstance(unread, Effect)
     with pytest.raises(InvalidRequest, match="etag"):
         await misled.reconcile_effect(unread, Decision.SETTLED, actor="me", evidence="bank")
+
+
+async def test_a_log_is_read_and_followed(server: Server, client: Client, tmp_path: Path) -> None:
+    gate = Gate(tmp_path, "gate")
+    asked = action("turnstile", given=gate.input)
+    await client.submit(asked)
+    await asyncio.to_thread(gate.wait, "began")
+    assert b"".join([piece async for piece in client.log(asked.action_id)]) == b""
+    following = asyncio.create_task(collected(client, asked.action_id))
+    gate.release()
+    await client.wait(asked.action_id)
+    assert await following == b""
+    with pytest.raises(RemoteRejected) as refused:
+        await collected(client, "nobody")
+    assert refused.value.refusal is not None
+    assert refused.value.refusal.code == "action_unknown"
+
+
+async def collected(client: Client, action_id: str, seen: list[bytes] | None = None) -> bytes:
+    pieces = [] if seen is None else seen
+    async for piece in client.log(action_id, follow=True):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def test_a_log_that_breaks_off_is_no_whole_log(misled: Client, rogue: Rogue) -> None:
+    async def half(wire: Wire) -> None:
+        await wire.head(200, "Content-Length: 100", content_type="text/plain")
+        await wire.send(b"stdout half")
+
+    rogue.on("GET /jobs/a/log", half)
+    seen: list[bytes] = []
+    with pytest.raises(TransportFailed):
+        await collected(misled, "a", seen)
+    assert b"".join(seen) == b"stdout half"
+
+
+async def test_a_decision_is_recorded_and_is_in_the_evidence(client: Client) -> None:
+    asked = action("failing")
+    await client.start(asked)
+    decided = await client.reconcile(asked.action_id, JobDecision.APPLIED, actor="ops", evidence="statement")
+    assert decided.reconciliation is not None
+    assert (decided.reconciliation.decision, decided.uncertain_outcome) == (JobDecision.APPLIED, True)
+    evidence = await client.evidence(asked.action_id)
+    assert (evidence.record, evidence.reconciliations) == (decided, (decided.reconciliation,))
+    assert [entry.act for entry in evidence.audit][-1] == "reconciled"
+    done = action("instant")
+    await client.start(done)
+    with pytest.raises(RemoteRejected, match="outcome_certain"):
+        await client.reconcile(done.action_id, JobDecision.APPLIED, actor="ops", evidence="statement")
+
+
+async def test_a_drain_keeps_starts_out_without_doubt(client: Client) -> None:
+    assert (await client.drain()).draining
+    result = await client.start(action("instant"))
+    assert isinstance(result, Failed)
+    assert isinstance(result.failure, RemoteTemporary)
+    assert not result.uncertain
+    assert not (await client.undrain()).draining
+    assert isinstance(await client.start(action("instant")), Completed)

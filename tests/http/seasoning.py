@@ -39,12 +39,14 @@ def season(case: Case[Any], dice: random.Random) -> None:
         case.path_parameters["action_id"] = "dots"  # no client can send them
     if dice.random() < AS_GENERATED:
         return
+    if case.path.endswith("/log"):
+        case.query = {"tail": dice.choice((0, 10, 10_000)), "follow": dice.choice((0, 1))}
     if case.path.startswith("/effects/{"):
         _season_effect(case, dice)
         return
     number = dice.randrange(ACTIONS)
     name, crew = f"a-{number}", CREWS[number % len(CREWS)]
-    if number % 3 == 0 and not case.path.endswith(("/stream", "/events")):
+    if number % 3 == 0 and not case.path.endswith(("/stream", "/events", "/log")):
         name, crew = f"long-{number % 60}", LONG
     if case.path_parameters:
         case.path_parameters["action_id"] = name
@@ -52,6 +54,9 @@ def season(case: Case[Any], dice: random.Random) -> None:
     if case.path.endswith("/cancel") and isinstance(case.body, dict):
         case.body = {**case.body, "action_id": name, "crew_id": crew}
         _set_header(case, "Prefer", dice.choice((None, None, "wait=0")))
+    elif case.path.endswith("/reconcile") and isinstance(case.body, dict):
+        decision = dice.choice(("applied", "partly_applied", "not_applied", "abandoned"))
+        case.body = {"actor": "ops", "evidence": "the provider's answer", "decision": decision}
     elif case.method == "POST" and isinstance(case.body, dict):
         _season_start(case, case.body, dice, (name, crew))
     elif case.method == "DELETE":

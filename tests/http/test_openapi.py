@@ -180,6 +180,7 @@ def test_every_answer_is_declared_and_every_declared_answer_can_be_had(server: S
         _provoke_endings(client, path, f"e{number}")
     _provoke_about_jobs(client)
     _provoke_about_effects(client)
+    _provoke_operating(client)
     _provoke_waiting(client)
     _provoke_full(client)
     everything = {
@@ -281,6 +282,21 @@ def _provoke_about_effects(client: DeclaredClient) -> None:
     reconcile(client, key, etag='"1"').expect(412)
     reconcile(client, key_of("nobody"), etag='"1"').expect(404)
     reconcile(client, key).expect(200)
+
+
+def _provoke_operating(client: DeclaredClient) -> None:
+    client.start("broken", "failing").expect(502)
+    assert client.request("GET", "/jobs/broken/log?tail=10").status == 200
+    client.request("GET", "/jobs/broken/log?follow=x").expect(422)
+    path = "/jobs/broken/reconcile"
+    body = {"actor": "ops", "decision": "not_applied", "evidence": "statement 7"}
+    client.request("POST", path, body=b"\x1f\x8b no gzip", headers={"Content-Encoding": "gzip"}).expect(400)
+    client.request("POST", path, body={"actor": "x" * 1_200_000}).expect(413)
+    client.request("POST", path, body={"actor": "x"}).expect(422)
+    client.request("POST", "/jobs/nobody/reconcile", body=body).expect(404)
+    client.request("POST", path, body=body).expect(200)
+    client.request("POST", "/drain").expect(200)
+    client.request("DELETE", "/drain").expect(200)
 
 
 def _provoke_waiting(client: DeclaredClient) -> None:

@@ -30,7 +30,7 @@ from supervisor.http.routes import Routes
 from tests.http.seasoning import KEYS, LONG, season
 from tests.support.client import Client
 from tests.support.scripts import claim, perform
-from tests.support.server import Server, ServerFactory
+from tests.support.server import TOKEN, Server, ServerFactory
 
 CHECKS = [
     status_code_conformance,
@@ -94,6 +94,9 @@ class Run:
         season(case, self._dice)
         response = case.call(base_url=self._url, session=self._session, timeout=ANSWER_S)
         self.statuses[response.status_code] += 1
+        if case.path == "/drain":
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            self._session.delete(f"{self._url}/drain", headers=headers, timeout=ANSWER_S).raise_for_status()
         try:
             if response.status_code >= 500:
                 assert response.status_code in EXPECTED_FAULTS, f"{response.status_code}: {response.text[:500]}"

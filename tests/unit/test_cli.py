@@ -22,7 +22,8 @@ def run(*arguments: str, python: tuple[str, ...] = ("-m", "supervisor"), **envir
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("AIP_", "CREW"))}
     return subprocess.run(
         [sys.executable, *python, *arguments],
-        env=clean | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"} | environ,
+        # Nobody's client file is below a device.
+        env=clean | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "XDG_CONFIG_HOME": os.devnull} | environ,
         capture_output=True,
         text=True,
         timeout=60,

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from protocol.api import JobDecision, JobReconciliation
 from protocol.errors import (
     ActionArchived,
     ActionConflict,
     ActionRunning,
     IllegalTransition,
     JournalFull,
+    OutcomeCertain,
     UnknownAction,
 )
 from protocol.states import Phase, Status
@@ -20,6 +22,7 @@ from supervisor.journal import AuditEntry, Journal
 from tests.support.journals import (
     LIMIT,
     admit,
+    make_older,
     new_job,
     opened,
     sample_ending,
@@ -304,3 +307,46 @@ async def test_nothing_stored_survives_only_in_memory(tmp_path: Path) -> None:
         assert [item.record.row for item in await journal.unfinished()] == [live]
         assert journal.retained == 2
         assert not (await journal.admit(new_job("live"), retained_limit=LIMIT)).fresh
+
+
+def decision(at: float, decided: JobDecision = JobDecision.NOT_APPLIED) -> JobReconciliation:
+    return JobReconciliation(at=at, decision=decided, actor="ops", evidence=f"statement {at:g}")
+
+
+async def test_decisions_are_kept_beside_the_record_in_their_order(journal: Journal) -> None:
+    row = await start(journal)
+    with pytest.raises(ActionRunning):
+        await journal.reconcile("a-1", decision(4.0), by="tester")
+    ended = await journal.finish(row, sample_ending(status=Status.FAILED, uncertain=True))
+    assert await journal.reconciliations([ended.record]) == {}
+    made = [decision(5.0), decision(6.0, JobDecision.APPLIED)]
+    for one in made:
+        assert await journal.reconcile("a-1", one, by="tester") == ended.record
+    assert await journal.reconciliations([ended.record]) == {row: made}
+    assert await journal.get("a-1") == ended.record
+    assert [entry.act for entry in await journal.audit_of("a-1")][-2:] == ["reconciled", "reconciled"]
+    await journal.archive("a-1", actor="tester")
+    assert await journal.reconciliations([ended.record]) == {}
+    with pytest.raises(UnknownAction):
+        await journal.reconcile("a-1", decision(7.0), by="tester")
+
+
+async def test_a_certain_outcome_takes_no_decision_and_leaves_no_audit(journal: Journal) -> None:
+    row = await start(journal)
+    await journal.finish(row, sample_ending(status=Status.COMPLETED, uncertain=False))
+    before = await journal.audit_of("a-1")
+    with pytest.raises(OutcomeCertain):
+        await journal.reconcile("a-1", decision(4.0), by="tester")
+    assert await journal.audit_of("a-1") == before
+
+
+async def test_a_journal_without_the_table_gets_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    async with opened(path) as journal:
+        row = await start(journal)
+        ended = await journal.finish(row, sample_ending(status=Status.FAILED, uncertain=True))
+    make_older(path, 3)
+    async with opened(path) as journal:
+        await journal.reconcile("a-1", decision(5.0), by="tester")
+        assert await journal.reconciliations([ended.record]) == {row: [decision(5.0)]}
+    assert path.with_name("journal.db.v3.bak").exists()
