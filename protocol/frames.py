@@ -86,6 +86,7 @@ class Launch(Frame, frozen=True, tag="launch"):
     Descriptors that come along, in this order: protocol socket, stdout, stderr and, if ``leaf``, the leaf cgroup.
     ``keeper``: no cgroup is writable; a keeper is made that makes the worker, and its control socket comes last.
     ``namespace``: in a PID namespace of its own, whose init it is, so that nothing it starts can outlive it.
+    ``log_exceptions``: the texts of exceptions may go to the job's log, and not only their places.
     """
 
     launch_id: Count
@@ -97,6 +98,7 @@ class Launch(Frame, frozen=True, tag="launch"):
     supervisor_pid: Pid
     namespace: bool = False
     keeper: bool = False
+    log_exceptions: bool = False
 
 
 # --- template or standby to supervisor ---------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from protocol.errors import (
 )
 from protocol.states import EffectState
 from supervisor.journal import Ledger, Owner
-from supervisor.log import get_log
+from supervisor.log import Field, get_log
 
 log = get_log(__name__)
 #: Requests on their way through the journal at which the worker's pipe is paused, and below which it is read again.
@@ -46,10 +46,14 @@ Reported = asyncio.Future[EffectRecord | CrewError | None]
 
 
 class Desk:
-    """Belongs to one job and its event loop. ``limit``: claims that the job may have granted."""
+    """Belongs to one job and its event loop.
 
-    def __init__(self, owner: Owner, ledger: Ledger, *, limit: int) -> None:
+    ``limit``: claims that the job may have granted. ``facts``: which job it is, for the log.
+    """
+
+    def __init__(self, owner: Owner, ledger: Ledger, *, limit: int, facts: Mapping[str, Field]) -> None:
         self._owner = owner
+        self._facts = facts
         self._ledger = ledger
         self._limit = limit
         #: Sends to the worker; swallows what one that is gone cannot hear.
@@ -199,7 +203,8 @@ class Desk:
         if made is not None and made.state is EffectState.UNKNOWN:
             self._say_unknown(1, made.reason)
         if isinstance(frame, frames.EffectReconciled):
-            log.info("effect_reconciled", key_id=frame.key_id, decision=frame.decision.value, actor=frame.actor)
+            said = {"key_id": frame.key_id, "decision": frame.decision.value, "actor": frame.actor}
+            log.info("effect_reconciled", **self._facts, **said)
         self.send(frames.EffectNoted(call=frame.call))
 
     def _delivered(self, future: Reported) -> None:
@@ -209,7 +214,7 @@ class Desk:
         if isinstance(error, JournalUnavailable):
             error = EffectLedgerUnavailable(error.detail)
         elif not isinstance(error, CrewError):
-            log.failure("effect_broke", error, action_id=self._owner.action_id)
+            log.failure("effect_broke", error, **self._facts)
             error = EffectLedgerUnavailable("the supervisor met a fault of its own; its log names the place")
         version = error.version if isinstance(error, EffectOutcomeUnknown) else None
         refusal = frames.EffectRefused(call=call, code=error.code, detail=error.detail[:MAX_DETAIL], version=version)
@@ -292,7 +297,7 @@ class Desk:
 
     def _say_unknown(self, count: int, reason: str) -> None:
         if count:
-            log.warning("effect_unknown", action_id=self._owner.action_id, count=count, reason=reason)
+            log.warning("effect_unknown", **self._facts, count=count, reason=reason)
 
 
 def _fault_of(receipt: bytes | None) -> EffectMalformed | None:

@@ -16,6 +16,9 @@ try:
 except metadata.PackageNotFoundError:
     VERSION = "0+unknown"
 
+#: Actions named in the reason of a check.
+MAX_NAMED = 10
+
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """``GET /health``. The fields down to ``training_directory`` are the contract's."""
@@ -45,9 +48,29 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """``GET /livez`` (``ok``) and ``GET /readyz`` (``ready`` or ``not_ready``)."""
+    """``GET /livez``: ``ok``."""
 
     status: str
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """``why`` it is not, null where it is."""
+
+    ok: bool
+    why: str | None = None
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``GET /readyz``: ``ready`` or ``not_ready``; to whoever has a token, the checks.
+
+    ``readiness`` decides the status. ``durability``: whether what was said is on the disk. ``outcome``: whether it is
+    known what became of work that has run; people decide where it is not, and new work goes on meanwhile.
+    """
+
+    status: str
+    readiness: dict[str, Check] | msgspec.UnsetType = msgspec.UNSET
+    durability: dict[str, Check] | msgspec.UnsetType = msgspec.UNSET
+    outcome: dict[str, Check] | msgspec.UnsetType = msgspec.UNSET
 
 
 class HealthReport:
@@ -62,17 +85,50 @@ class HealthReport:
 
     def checks(self) -> dict[str, bool]:
         """Each thing that new work needs, and whether it is there."""
-        return {
-            "journal": self._means.journal.writable,
-            "template": self._means.launcher.mode.alive,
-            "slots": self._jobs.usable_slots > 0,
-            "accepting": not self._jobs.draining,
-        }
+        return {name: check.ok for name, check in self._readiness().items()}
 
     @property
     def ready(self) -> bool:
         """Whether new work would be admitted and could run."""
         return all(self.checks().values())
+
+    def probe(self, *, details: bool) -> Readiness:
+        """The readiness document; ``details``: the caller may know why."""
+        status = "ready" if self.ready else "not_ready"
+        if not details:
+            return Readiness(status=status)
+        return Readiness(
+            status=status, readiness=self._readiness(), durability=self._durability(), outcome=self._outcome()
+        )
+
+    def _readiness(self) -> dict[str, Check]:
+        jobs, alive = self._jobs, self._means.launcher.mode.alive
+        stuck = f"every slot waits for a proof: {_named(jobs.unproved)}"
+        return {
+            "journal": self._journal(),
+            "template": _check(None if alive else "no template is alive; it is being started again, see the log"),
+            "slots": _check(None if jobs.usable_slots > 0 else stuck),
+            "accepting": _check("the supervisor is shutting down" if jobs.draining else None),
+        }
+
+    def _journal(self) -> Check:
+        fault = self._means.journal.fault
+        return _check(fault and f"the journal cannot be written: {fault}")
+
+    def _durability(self) -> dict[str, Check]:
+        late, ephemeral = self._jobs.unrecorded, self._means.settings.ephemeral
+        return {
+            "journal": self._journal(),
+            "endings": _check(f"gone, and not recorded yet: {_named(late)}" if late else None),
+            "kept": _check("there is no state_file: nothing outlives this process" if ephemeral else None),
+        }
+
+    def _outcome(self) -> dict[str, Check]:
+        stuck, unknown = self._jobs.unproved, self._means.journal.effects.unknown
+        return {
+            "stops": _check(f"not shown to be gone: {_named(stuck)}" if stuck else None),
+            "effects": _check(f"{unknown} of unknown outcome, see /effects?state=unknown" if unknown else None),
+        }
 
     def document(self) -> Health:
         """The health document."""
@@ -101,3 +157,13 @@ class HealthReport:
             effects_unknown=means.journal.effects.unknown,
             checks=self.checks(),
         )
+
+
+def _check(why: str | None) -> Check:
+    return Check(ok=why is None, why=why)
+
+
+def _named(action_ids: list[str]) -> str:
+    """Some of the ids, and how many more there are."""
+    more = len(action_ids) - MAX_NAMED
+    return ", ".join(action_ids[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -18,6 +18,7 @@ from supervisor.channel import Channel
 from supervisor.events import Feed
 from supervisor.journal import JobRecord
 from supervisor.loader import Launched
+from supervisor.log import Field
 from supervisor.processes import resident_bytes
 from supervisor.run.ending import Cause
 from supervisor.run.mailbox import Mailbox
@@ -65,8 +66,17 @@ class LiveWorker:
 class Job:
     """State of one live job. ``ended`` is set after the terminal record is durable."""
 
-    def __init__(self, record: JobRecord, input_json: bytes) -> None:
+    def __init__(self, record: JobRecord, input_json: bytes, *, key_digest: str | None = None) -> None:
+        """``key_digest``: of the key that the job was admitted with; None where an earlier process did that."""
         self.record = record
+        #: Which job it is, for every line of the log about it.
+        self.facts: dict[str, Field] = {
+            "action_id": record.action_id,
+            "crew_id": record.crew_id,
+            "operation": record.operation,
+            "request_digest": record.request_hash,
+            "key_digest": key_digest,
+        }
         self.input_json = input_json
         self.phase = Phase.QUEUED
         self.feed = Feed(record.event_count)

@@ -12,6 +12,7 @@ from protocol.errors import ActionConflict, IllegalTransition, JournalUnavailabl
 from protocol.states import Phase
 from supervisor.admission import FairQueue
 from supervisor.job import Job, Outcome
+from supervisor.job_logs import JobLogs
 from supervisor.journal import Admission, AuditEntry, JobRecord, NewJob
 from supervisor.log import get_log
 from supervisor.run.ending import CancelAsked, ShutDown
@@ -40,6 +41,7 @@ class Jobs:
             settings.max_concurrency, lambda crew_id: settings.crew(crew_id).max_concurrency
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._logs = JobLogs(means.workspace, settings.log_total_bytes, self._rows)
         #: Somebody asked for a drain, which can be undone.
         self.drain_asked = False
         self._shutting_down = False
@@ -48,6 +50,13 @@ class Jobs:
     def draining(self) -> bool:
         """Whether nothing is admitted; what was admitted goes on, unless the supervisor shuts down."""
         return self.drain_asked or self._shutting_down
+
+    def _rows(self) -> set[int]:
+        return {job.record.row for job in self._live.values()}
+
+    def trim_logs(self) -> None:
+        """Have logs removed that are above the bound; a start does not wait for it."""
+        self._own(self._logs.trim())
 
     @property
     def running(self) -> int:
@@ -69,10 +78,19 @@ class Jobs:
         return len(self._live)
 
     @property
+    def unproved(self) -> list[str]:
+        """Actions whose work could not be shown to be gone in time; each holds its slot."""
+        return [job.action_id for job in self._live.values() if job.unconfirmed.is_set()]
+
+    @property
+    def unrecorded(self) -> list[str]:
+        """Actions whose work is gone and whose ending the journal has not taken yet."""
+        return [job.action_id for job in self._live.values() if job.unrecorded.is_set() and not job.ended.done()]
+
+    @property
     def usable_slots(self) -> int:
         """Slots that are not held by a job whose stop cannot be proved."""
-        stuck = sum(1 for job in self._live.values() if job.unconfirmed.is_set())
-        return self._means.settings.max_concurrency - stuck
+        return self._means.settings.max_concurrency - len(self.unproved)
 
     def get(self, action_id: str) -> Job | None:
         """The live job of that id."""
@@ -84,7 +102,7 @@ class Jobs:
 
     # --- admission -----------------------------------------------------------------------------------------------
 
-    async def admit(self, new: NewJob, input_json: bytes) -> tuple[Admission, Job | None]:
+    async def admit(self, new: NewJob, input_json: bytes, *, key_digest: str) -> tuple[Admission, Job | None]:
         """Make the job durable and queue it, or find the one that is there. The job is None when it has ended.
 
         Raises ActionConflict, ActionArchived, JournalFull, JournalUnavailable, NotAccepting; nothing runs then.
@@ -104,7 +122,7 @@ class Jobs:
         # Set without a pause since the look above: of several equal starts one admits and the others find its job.
         done = self._admitting[new.action_id] = asyncio.get_running_loop().create_future()
         # The caller may be cancelled while the commit is under way; the job must start all the same.
-        return await asyncio.shield(asyncio.ensure_future(self._admit(new, input_json, done)))
+        return await asyncio.shield(asyncio.ensure_future(self._admit(new, input_json, key_digest, done)))
 
     def _refusal(self, action_id: str) -> NotAccepting | None:
         why = ""
@@ -115,20 +133,20 @@ class Jobs:
         return NotAccepting(why, action_id=action_id, retry_after_s=RETRY_AFTER_S) if why else None
 
     async def _admit(
-        self, new: NewJob, input_json: bytes, done: asyncio.Future[None]
+        self, new: NewJob, input_json: bytes, key_digest: str, done: asyncio.Future[None]
     ) -> tuple[Admission, Job | None]:
         try:
             admission = await self._means.journal.admit(new, retained_limit=self._means.settings.max_retained_runs)
             points.reach("admission.recorded")
-            return admission, self._begin(admission.record, input_json) if admission.fresh else None
+            return admission, self._begin(admission.record, input_json, key_digest) if admission.fresh else None
         finally:
             del self._admitting[new.action_id]
             done.set_result(None)
 
-    def _begin(self, record: JobRecord, input_json: bytes) -> Job:
-        job = Job(record, input_json)
+    def _begin(self, record: JobRecord, input_json: bytes, key_digest: str) -> Job:
+        job = Job(record, input_json, key_digest=key_digest)
         self._live[record.action_id] = job
-        log.info("job_admitted", action_id=record.action_id, crew_id=record.crew_id, operation=record.operation)
+        log.info("job_admitted", **job.facts)
         self._queue.add(record.crew_id, job)
         if self._shutting_down:
             job.mailbox.put(ShutDown())  # its commit ended after the drain had begun
@@ -146,7 +164,7 @@ class Jobs:
             await run.execute()
         except Exception as error:  # noqa: BLE001 - one job's fault must not take the table down
             # Its slot stays out of service and its record unfinished: the next start fences it.
-            log.failure("run_broke", error, action_id=job.action_id)
+            log.failure("run_broke", error, **job.facts)
             job.unconfirmed.set()
             return
         del self._live[job.action_id]
@@ -154,7 +172,11 @@ class Jobs:
         if not self._queue.withdraw(job.record.crew_id, job):
             self._queue.release(job.record.crew_id)
         self._grant()
-        self._own(run.clean())
+        self._own(self._clean(run, job.record.row))
+
+    async def _clean(self, run: Run, row: int) -> None:
+        await run.clean()
+        await self._logs.ended(row)
 
     def _own(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -173,6 +195,7 @@ class Jobs:
         del self._live[job.action_id]
         self._queue.release(job.record.crew_id)
         self._grant()
+        self._own(self._logs.ended(job.record.row))
 
     # --- endings asked for ---------------------------------------------------------------------------------------
 
@@ -205,7 +228,7 @@ class Jobs:
                 return
             await journal.audit(_cancel_entry(job.action_id, reason=reason, actor=actor, at=at), terminal=True)
         except (JournalUnavailable, IllegalTransition) as error:
-            log.warning("cancel_not_recorded", action_id=job.action_id, code=error.code)
+            log.warning("cancel_not_recorded", **job.facts, code=error.code)
 
     async def note_late_cancel(self, record: JobRecord, *, reason: str | None, actor: str) -> None:
         """Audit a cancel of a job that had ended; it changes nothing."""
@@ -247,7 +270,7 @@ class Jobs:
             job.mailbox.put(ShutDown())
         await self._wait_all(settings.grace_s + settings.stop_timeout_s)
         for job in self.live():
-            log.error("left_running", action_id=job.action_id, phase=job.phase.value)
+            log.error("left_running", **job.facts, phase=job.phase.value)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLEANING_S)
         return not self._live

@@ -20,6 +20,8 @@ IDENTIFIER = "crew-supervisor"
 PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.DEBUG, 7))
 #: Fields that no fact of a record may replace.
 OWN = frozenset({"MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER", "LOGGER", "EVENT"})
+#: Constants of the process: fields of every record, which its sentence need not repeat.
+CONSTANT = frozenset({"version", "instance_id", "config_digest", "registry_digest"})
 MAX_NAME = 64
 _NO_NAME = re.compile(r"[^A-Z0-9]+")
 
@@ -66,7 +68,7 @@ def _text(value: object) -> str:
 
 
 def _sentence(event: str, facts: Mapping[str, str]) -> str:
-    return " ".join([event, *(f"{name}={text}" for name, text in facts.items())])
+    return " ".join([event, *(f"{name}={text}" for name, text in facts.items() if name not in CONSTANT)])
 
 
 class Handler(logging.Handler):

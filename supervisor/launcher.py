@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from protocol import frames
 from protocol.errors import StartError
 from supervisor.loader import RESTART_DELAYS_S, Launched, Loader
-from supervisor.log import get_log
+from supervisor.log import bind, get_log
 from supervisor.template import TemplateFailed, TemplateProcess
 
 log = get_log(__name__)
@@ -232,6 +232,7 @@ class Launcher:
 
     def _adopt(self, report: frames.Ready) -> None:
         self.report = report
+        bind(registry_digest=report.registry_digest)
         self.crew_ids = frozenset(crew.crew_id for crew in report.crews)
 
     async def start(self) -> None:

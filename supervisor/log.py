@@ -63,7 +63,14 @@ def get_log(name: str) -> Log:
 
 
 class JsonLines(logging.Formatter):
-    """Formats our records as their fields, and those of libraries as event ``library`` with a ``message``."""
+    """Formats our records as their fields, and those of libraries as event ``library`` with a ``message``.
+
+    Each line has the ``constants`` of the process too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.constants: dict[str, Field] = {}
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line of ASCII JSON."""
@@ -80,15 +87,24 @@ class JsonLines(logging.Formatter):
         else:
             # The fixed names win, so that a field can never pass for the event.
             line = {**line, "event": record.msg, **{name: fields[name] for name in fields if name not in line}}
+        line = {**line, **{name: self.constants[name] for name in self.constants if name not in line}}
         try:
             return json.dumps(line, default=str, allow_nan=False)
         except ValueError:
             return json.dumps({name: str(value) for name, value in line.items()})
 
 
-def configure(*, level: str = "info", stream: TextIO | None = None, environ: Mapping[str, str] | None = None) -> None:
-    """Send every record of this process from ``level`` up to ``stream`` (stderr). Replaces earlier handlers.
+def bind(**constants: Field) -> None:
+    """Have every later line of this process say these: its version, its instance, its digests."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonLines):
+            handler.formatter.constants |= constants
 
+
+def configure(*, level: str = "info", stream: TextIO | None = None, environ: Mapping[str, str] | None = None) -> None:
+    """Send every record of this process from ``level`` up to ``stream`` (stderr).
+
+    Replaces earlier handlers, and forgets what was bound.
     Where ``environ`` says that stderr is connected to systemd's journal, records go there in its own form.
     """
     # A log nobody reads any more (EPIPE, ENOSPC) must not take the supervisor down nor print tracebacks.

@@ -68,7 +68,7 @@ class Recovery:
         late = [(job, task) for job, task in tasks.items() if not task.done()]
         for job, _ in late:
             job.unconfirmed.set()
-            log.error("stop_unconfirmed", action_id=job.action_id)
+            log.error("stop_unconfirmed", **job.facts)
         for task in tasks.values():
             if task.done():
                 task.result()
@@ -195,7 +195,7 @@ class Recovery:
         job.feed.publish([(Status.FAILED.value, ended.event_data)])
         job.feed.end()
         job.ended.set_result(Outcome(record=job.record, cause=None))
-        log.warning("job_fenced", action_id=job.action_id, uncertain=ending.uncertain)
+        log.warning("job_fenced", **job.facts, sequence=job.record.event_count - 1, uncertain=ending.uncertain)
 
 
 def _runs(worker: WorkerIdentity | None) -> TypeGuard[WorkerIdentity]:

@@ -30,7 +30,7 @@ from supervisor.jobs import Jobs
 from supervisor.journal import Journal, open_journal
 from supervisor.launcher import Launcher
 from supervisor.loader import LaunchSettings, Loader
-from supervisor.log import configure, get_log
+from supervisor.log import bind, configure, get_log
 from supervisor.metrics.exposition import Exposition
 from supervisor.metrics.meters import Meters
 from supervisor.notify import Notifier
@@ -67,12 +67,14 @@ def main(config_path: Path | None) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit status."""
     serve_below_init()
     configure(environ=os.environ)
+    bind(version=VERSION)
     # The watchdog's SIGABRT names the place where a blocked process stood.
     faulthandler.enable()
     try:
         # First of all: what is started from here on must not inherit them.
         sockets = inherited(os.environ)
         settings = load(config_path, os.environ)
+        bind(config_digest=settings.digest)
         _check_exposure(settings, sockets)
         if Operation.TRAIN in settings.allowed_operations and settings.training_dir is not None:
             prepare_training_dir(settings.training_dir)
@@ -129,6 +131,7 @@ class Supervisor:
         meters = Meters()
         journal = open_journal(state_file, import_limit_bytes=settings.max_state_bytes, watch=meters)
         stack.push_async_callback(journal.close)
+        bind(instance_id=journal.instance_id)
         for text in journal.warnings:
             log.warning("journal_warning", detail=text)
         user = self._user
@@ -166,6 +169,7 @@ class Supervisor:
         jobs = Jobs(means)
         for job, task in recovered:
             jobs.adopt(job, task)
+        jobs.trim_logs()
         health = HealthReport(means, jobs, tree)
         routes = Routes(means, jobs, health, Exposition(means, jobs, health))
         return await self._listen(routes, jobs, means)
@@ -212,7 +216,7 @@ class Supervisor:
             self._install_signals()
             address = runner.addresses[0]
             host, port = address[:2] if isinstance(address, tuple) else (address, None)
-            log.info("listening", host=host, port=port, version=VERSION, pid=os.getpid())
+            log.info("listening", host=host, port=port, pid=os.getpid())
             async with self._pulsing(jobs, means) as pulse:
                 self._notifier.send(READY=1)
                 await self._until_stopped(means.launcher)

@@ -9,13 +9,12 @@ import os
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Mapping
 from typing import NoReturn
 
 from protocol import frames, points
 from protocol.errors import ProtocolViolation
-from worker import operations, registry, sandbox, stores
+from worker import failures, operations, registry, sandbox, stores
 from worker.channel import Channel, PipeClosed
 from worker.pipe_ledger import PipeLedger
 
@@ -67,9 +66,9 @@ def become_worker(
         code = _serve(channel, launch, crews, evaluators, effects)
     except (PipeClosed, ProtocolViolation):
         code = EXIT_PIPE
-    except BaseException:  # noqa: BLE001 - the process boundary: whatever it was, it is printed and the process ends
+    except BaseException as error:  # noqa: BLE001 - the process boundary: whatever it was, it ends here
         with contextlib.suppress(BaseException):
-            traceback.print_exc()
+            failures.say(error)
     finally:
         _leave(code)
 
@@ -94,6 +93,7 @@ def _enter_sandbox(
     sandbox.set_environment(launch)
     sandbox.reseed()
     _buffer_by_line()
+    failures.speak(texts=launch.log_exceptions)
     gc.enable()
     return WorkerChannel(socket.socket(fileno=protocol_fd), frames.ToWorker)
 

@@ -111,6 +111,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     standby: int = 1
     #: Captured output kept per job.
     log_bytes: int = 1_048_576
+    #: Captured output kept of all jobs that have ended; above it the logs of those that ended first go.
+    log_total_bytes: int = 1_073_741_824
+    #: Whether a job's log has the texts of its exceptions, which may quote inputs and outputs, or their places only.
+    log_exceptions: bool = False
     #: Jobs that may wait for a slot; by default as many as are retained.
     max_queue: int = 2000
     #: Claims of effects that a job may have granted.

@@ -89,6 +89,8 @@ SETTINGS: tuple[Setting, ...] = (
     _ours("drain_s", Number(0, MAX_SHUTDOWN_S)),
     _ours("standby", Integer(0, 64)),
     _ours("log_bytes", Integer(4096, 1024 * MIB)),
+    _ours("log_total_bytes", Integer(4096, _LARGEST)),
+    _ours("log_exceptions", Flag()),
     _ours("max_queue", Integer(0, 10_000_000)),
     _ours("max_effects_per_run", Integer(1, 1_000_000)),
     _ours("default_timeout_ms", Integer(1, MAX_TIMEOUT_MS)),

@@ -83,6 +83,8 @@ def raw_header(request: web.BaseRequest, name: str) -> bytes | None:
     return None
 
 
+#: Set on a request for what a stranger may read too: whether its sender may read more.
+MAY_READ = "may_read"
 #: Set on a request that repeats a start exactly.
 REPLAYED = "replayed"
 REPLAYED_HEADER = "Idempotency-Replayed"
@@ -131,6 +133,11 @@ class Edge:
     def _is_open(self, path: str) -> bool:
         return path in OPEN_PATHS or (self._dashboard and (path == "/" or path.startswith(DASHBOARD_FILES)))
 
+    def _knows(self, request: web.BaseRequest) -> bool:
+        """Whether the request has a token, where one is needed at all."""
+        presented = raw_header(request, "Authorization")
+        return not self._tokens or bearer_matches(presented, (*self._tokens, *self._read_tokens))
+
     async def expect(self, request: web.Request) -> web.StreamResponse | None:
         """Answer ``Expect: 100-continue`` after the credentials: without them no body is asked for."""
         try:
@@ -151,6 +158,8 @@ class Edge:
         """Check the token before anything else, and make a document of every error."""
         try:
             self._authorize(request)
+            if request.path in OPEN_PATHS:
+                request[MAY_READ] = self._knows(request)
             return await handler(request)
         except CrewError as error:
             if error.status >= 500 and error.code == CrewError.code:

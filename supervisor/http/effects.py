@@ -60,7 +60,8 @@ class EffectHandlers(Ground):
         found = Reconciliation(decision=body.decision, actor=body.actor, evidence=body.evidence, receipt=receipt)
         key_id = request.match_info["key_id"]
         record = await self._journal.effects.reconcile(key_id, found, versions=versions, by=actor(request))
-        log.info("effect_reconciled", key_id=key_id, decision=body.decision.value, actor=body.actor)
+        said = {"action_id": record.action_id, "crew_id": record.crew_id, "key_id": key_id}
+        log.info("effect_reconciled", **said, decision=body.decision.value, actor=body.actor)
         return _answer(record)
 
     async def evidence(self, request: web.Request) -> web.StreamResponse:

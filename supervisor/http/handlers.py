@@ -24,7 +24,7 @@ from protocol.states import Status
 from supervisor.archiving import Archiver
 from supervisor.health import HealthReport, Probe
 from supervisor.http import sse
-from supervisor.http.edge import REPLAYED, json_response, read_json
+from supervisor.http.edge import MAY_READ, REPLAYED, json_response, read_json
 from supervisor.http.ground import Ground, newest
 from supervisor.http.prefer import APPLIED_HEADER, preferences
 from supervisor.http.query import JOB, encode_cursor, read_query
@@ -62,9 +62,9 @@ class Handlers(Ground):
         return json_response(Probe(status="ok"))
 
     async def ready(self, request: web.Request) -> web.StreamResponse:
-        """Whether new work would be taken; the why is in /health."""
-        ready = self._health.ready
-        return json_response(Probe(status="ready" if ready else "not_ready"), status=200 if ready else 503)
+        """Whether new work would be taken; the why is for those who have a token."""
+        found = self._health.probe(details=bool(request.get(MAY_READ)))
+        return json_response(found, status=200 if found.status == "ready" else 503)
 
     async def health(self, request: web.Request) -> web.StreamResponse:
         """The contract's health document."""
@@ -123,7 +123,7 @@ class Handlers(Ground):
         meters = self._means.meters
         try:
             start = await self._read_start(request, legacy=legacy)
-            admission, job = await self._jobs.admit(start.new, start.input_json)
+            admission, job = await self._jobs.admit(start.new, start.input_json, key_digest=start.key_digest)
         except CrewError as error:
             meters.refused(error)
             raise

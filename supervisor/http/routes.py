@@ -60,7 +60,7 @@ from protocol.errors import (
 )
 from protocol.operations import Operation
 from protocol.states import EffectState, Status
-from supervisor.health import VERSION, Health, HealthReport, Probe
+from supervisor.health import VERSION, Health, HealthReport, Probe, Readiness
 from supervisor.http import openapi
 from supervisor.http.declare import (
     ACTION,
@@ -156,7 +156,7 @@ API: tuple[Route, ...] = (
     Route("GET", "/livez", Handlers.live, "Whether the process answers", (Answer(200, "It does.", Probe),), open=True),
     Route(
         "GET", "/readyz", Handlers.ready, "Whether new work would be taken",
-        (Answer(200, "Yes.", Probe), Answer(503, "No; /health says why.", Probe)), open=True,
+        (Answer(200, "Yes.", Readiness), Answer(503, "No; with a token it says why.", Readiness)), open=True,
     ),
     Route("GET", "/health", Handlers.health, "State of the supervisor", (Answer(200, "The state.", Health),)),
     Route("GET", "/openapi.json", Handlers.openapi, "This document", (Answer(200, "The document.", Document),)),

@@ -19,10 +19,14 @@ KEY_HEADER = "Idempotency-Key"
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """A start request that passed every check; ``input_json`` is what the worker gets."""
+    """A start request that passed every check.
+
+    ``input_json`` is what the worker gets, ``key_digest`` (SHA-256, lower-case hex) what the log says of the key.
+    """
 
     new: NewJob
     input_json: bytes
+    key_digest: str
 
 
 async def read_start(
@@ -68,7 +72,8 @@ async def read_start(
         config_digest=config_digest,
         client=actor(request),
     )
-    return Start(new=new, input_json=canonical.compact(body.input))
+    key_digest = canonical.digest(key.encode("latin-1"))
+    return Start(new=new, input_json=canonical.compact(body.input), key_digest=key_digest)
 
 
 def idempotency_key(request: web.Request) -> str:

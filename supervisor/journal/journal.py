@@ -92,6 +92,11 @@ class Journal:
         return self._writer.writable
 
     @property
+    def fault(self) -> str | None:
+        """Why the last attempt to write failed; None if it succeeded."""
+        return self._writer.fault
+
+    @property
     def retained(self) -> int:
         """Number of jobs kept, running ones included."""
         return self._tally.committed.jobs

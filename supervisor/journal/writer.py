@@ -136,6 +136,7 @@ class Writer:
         self._stopping = False
         self._death: BaseException | None = None
         self._healthy = reserve.ready
+        self._error = "there is no room for the reserve"
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
 
@@ -143,6 +144,13 @@ class Writer:
     def writable(self) -> bool:
         """Whether the last attempt to write succeeded and the reserve is in place."""
         return self._healthy and self._death is None
+
+    @property
+    def fault(self) -> str | None:
+        """Why nothing can be written; None while something can."""
+        if self._death is not None:
+            return f"the writer has died ({type(self._death).__name__}), and only a restart brings it back"
+        return None if self._healthy else self._error
 
     @property
     def alive(self) -> bool:
@@ -208,6 +216,7 @@ class Writer:
         self._healthy = False
         kept = [pending for pending in batch if pending.terminal]
         error = sqlite3.OperationalError("database or disk is full")
+        self._error = str(error)
         refused = self._refuse([pending for pending in batch if not pending.terminal], error)
         return refused + (self._attempt(kept) if kept else [])
 
@@ -273,7 +282,7 @@ class Writer:
         self._watch.failed()
         if self._healthy:
             _LOG.error("journal_write_failed", journal=self._name, error=str(error))
-        self._healthy = False
+        self._healthy, self._error = False, str(error)
         connection = self._connection
         if connection is None:
             return

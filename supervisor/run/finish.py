@@ -103,7 +103,7 @@ async def record(job: Job, journal: Journal, ending: Ending) -> Ended:
             return await journal.finish(job.record.row, ending)
         except JournalUnavailable:
             if attempt == 0:
-                log.error("ending_not_recorded", action_id=job.action_id)
+                log.error("ending_not_recorded", **job.facts)
             job.unrecorded.set()
             await asyncio.sleep(RECORD_DELAYS_S[min(attempt, len(RECORD_DELAYS_S) - 1)])
     raise AssertionError("unreachable")

@@ -94,12 +94,12 @@ class Bringup:
             try:
                 await self._launch(directories, attempt)
             except (LaunchFailed, TemplateFailed, OSError) as error:
-                log.warning("launch_failed", action_id=job.action_id, attempt=attempt, detail=str(error)[:500])
+                log.warning("launch_failed", **job.facts, attempt=attempt, detail=str(error)[:500])
                 continue
             cause = await self._wait_for_hello()
             if not isinstance(cause, LaunchLost | Exited):
                 return cause
-            log.warning("worker_without_hello", action_id=job.action_id, attempt=attempt)
+            log.warning("worker_without_hello", **job.facts, attempt=attempt)
             lost = LaunchLost(error_type="LaunchError", detail="the worker did not say hello")
             if attempt < LAUNCH_ATTEMPTS:
                 await self._abandon()
@@ -116,6 +116,7 @@ class Bringup:
             environment=crew.environment,
             limits=crew.limits,
             leaf=False,
+            log_exceptions=settings.log_exceptions,
             supervisor_pid=os.getpid(),
         )
         try:
@@ -212,6 +213,7 @@ class Bringup:
         except JournalUnavailable:
             return JournalLost()
         points.reach("start.recorded")
+        log.info("job_started", **job.facts, sequence=job.feed.count, attempt=worker.attempt, pid=child.pid)
         job.feed.publish([("started", data)])
         job.advance(Step.START_RECORDED)
         return job.mailbox.take()
@@ -244,5 +246,5 @@ async def prove(job: Job, worker: LiveWorker, means: Means) -> stop.Proof:
             return proof
         if not job.unconfirmed.is_set():
             job.unconfirmed.set()
-            log.error("stop_unconfirmed", action_id=job.action_id, left=proof.left, missing=proof.missing)
+            log.error("stop_unconfirmed", **job.facts, left=proof.left, missing=proof.missing)
         await asyncio.sleep(STOP_RETRY_S)

@@ -57,7 +57,7 @@ class Run:
             on_failure=lambda: job.mailbox.put(JournalLost()),
         )
         owner = Owner(action_id=job.action_id, crew_id=job.record.crew_id, row=job.record.row)
-        self._desk = Desk(owner, means.journal.effects, limit=means.settings.max_effects_per_run)
+        self._desk = Desk(owner, means.journal.effects, limit=means.settings.max_effects_per_run, facts=job.facts)
         self._listener = Listener(job.mailbox, self._recorder, self._desk, means.settings)
         self._desk.send = self._listener.send
         self._desk.on_pressure = partial(self._listener.press, "effects")
@@ -93,7 +93,7 @@ class Run:
         except ArtifactRefused as error:
             return LaunchLost(error_type=error.error_type, detail=error.detail)
         except (OSError, CrewError) as error:
-            log.failure("job_not_prepared", error, action_id=self._job.action_id)
+            log.failure("job_not_prepared", error, **self._job.facts)
             return LaunchLost(error_type="WorkspaceError", detail="the job's directories could not be prepared")
         return (
             await self._bringup.until_hello(directories)
@@ -180,10 +180,11 @@ class Run:
         job.advance(Step.ENDING_RECORDED)
         self._recorder.finished((decision.status.value, ended.event_data))
         if ended.lost:
-            log.warning("effect_unknown", action_id=job.action_id, count=ended.lost, reason=ending.lost)
+            log.warning("effect_unknown", **job.facts, count=ended.lost, reason=ending.lost)
         log.info(
             "job_ended",
-            action_id=job.action_id,
+            **job.facts,
+            sequence=job.record.event_count - 1,
             status=decision.status.value,
             reason=decision.reason,
             stop_confirmed=evidence.confirmed,

@@ -106,6 +106,17 @@ def test_the_open_probes_tell_a_stranger_one_word(server: Server, path: str, wor
     assert Client(server.host, server.port).request("GET", path).expect(200) == {"status": word}
 
 
+@pytest.mark.case(3)
+def test_the_readiness_probe_says_why_to_whoever_has_a_token(server: Server) -> None:
+    """Case 3 (ours): the checks are for those who may read; a wrong token is no refusal and gets the one word."""
+    known = server.client().request("GET", "/readyz").expect(200)
+    assert list(known) == ["status", "readiness", "durability", "outcome"]
+    assert known["readiness"]["journal"] == {"ok": True, "why": None}
+    stranger = Client(server.host, server.port, token=f"{TOKEN}x")
+    assert stranger.request("GET", "/readyz").expect(200) == {"status": "ready"}
+    assert server.client().request("GET", "/livez").expect(200) == {"status": "ok"}
+
+
 @pytest.mark.case(4)
 @pytest.mark.parametrize(
     "value", [f"bearer {TOKEN}", f"BEARER {TOKEN}", f"Bearer  {TOKEN}", f"Bearer {TOKEN}x", TOKEN, "Bearer", "Bearer "]

@@ -400,7 +400,7 @@ def test_evidence_is_what_is_known_of_a_job(client: Client) -> None:
     assert found["stop"] == found["record"]["stop"]
     assert found["effects"] == [effect(client, key).json()]
     assert found["effects_omitted"] == 0
-    assert "the crew fails" in found["log_tail"]
+    assert "ValueError, its text is left out" in found["log_tail"]
     assert [entry["act"] for entry in found["audit"]] == ["admitted", "failed"]
     headers = {"X-AIP-Crew-ID": "other"}
     assert client.request("GET", "/jobs/v-1/evidence", headers=headers).status == 404

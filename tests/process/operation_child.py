@@ -19,7 +19,7 @@ import pytest
 from protocol import frames, pipe
 from protocol.effects import ToolPolicy
 from tests.support.memory_ledger import MemoryLedger
-from worker import operations, registry, stores
+from worker import failures, operations, registry, stores
 from worker.channel import PipeClosed
 from worker.pipe_ledger import PipeLedger
 
@@ -70,6 +70,8 @@ class Order:
     artifact: str | None = None
     #: Effect policies of the configuration, by tool name.
     effects: dict[str, ToolPolicy] = field(default_factory=dict)
+    #: Whether the texts of exceptions are said.
+    texts: bool = True
     #: Multiprocessing's way to start the child; ``spawn`` is an interpreter that has imported nothing.
     start: str = "forkserver"
 
@@ -136,6 +138,7 @@ def serve(order: Order, connection: Connection) -> None:
                 ledger.answered(frame)
 
     threading.Thread(target=listen, daemon=True).start()
+    failures.speak(texts=order.texts)
     stores.redirect(directories, order.replay_store)
     ending = operations.perform(
         crews[order.crew_id],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -147,6 +148,15 @@ def test_a_failing_model_fails_the_job_and_its_text_stays_in_the_log(start: Star
     assert "the secret of the model" in failure.detail
     assert not any(b"secret" in raw for raw in child.raw)
     assert "task_failed" in child.kinds("progress")
+
+
+def test_without_texts_a_failure_is_its_types_and_places(start: Start) -> None:
+    child = start("failing", order={"texts": False})
+    failure = child.failure()
+    assert failure.error_type == "RuntimeError"
+    assert failure.detail.startswith("RuntimeError, its text is left out")
+    assert re.search(r"^  at real_crews\.py:\d+ ", failure.detail, re.MULTILINE)
+    assert "secret" not in failure.detail + (child.order.root / f"{child.order.job}.log").read_text()
 
 
 def test_a_real_crew_that_streams_too_much_fails_while_it_still_runs(start: Start) -> None:

@@ -35,7 +35,7 @@ class Peer:
         self.journal = journal
         self.action_id = f"a-{row}"
         owner = Owner(action_id=self.action_id, crew_id="crew", row=row)
-        self.desk = Desk(owner, journal.effects, limit=limit)
+        self.desk = Desk(owner, journal.effects, limit=limit, facts={"action_id": self.action_id})
         self.mailbox = Mailbox()
         recorder = Recorder(journal, row, Feed(), on_failure=lambda: None)
         self.listener = Listener(self.mailbox, recorder, self.desk, Settings(registry="x:y"))

@@ -64,6 +64,7 @@ def test_defaults_of_ours() -> None:
     assert (settings.grace_s, settings.linger_s, settings.stop_timeout_s, settings.drain_s) == (0.5, 2, 10, 15)
     assert (settings.launch_timeout_s, settings.registry_timeout_s, settings.standby) == (30, 120, 1)
     assert (settings.log_bytes, settings.max_queue, settings.preload) == (1_048_576, 2000, ("crewai",))
+    assert (settings.log_total_bytes, settings.log_exceptions) == (1 << 30, False)
     assert settings.work_dir == Path("/s/work")
 
 
@@ -113,6 +114,7 @@ ENVIRONMENT_BOUNDS = [
     ("AIP_CREWAI_STREAM_CHECKPOINT_EVENTS", 1, 10_000),
     ("CREW_SUPERVISOR_STANDBY", 0, 64),
     ("CREW_SUPERVISOR_LOG_BYTES", 4096, 1_073_741_824),
+    ("CREW_SUPERVISOR_LOG_TOTAL_BYTES", 4096, 2**53 - 1),
     ("CREW_SUPERVISOR_MAX_QUEUE", 0, 10_000_000),
     ("CREW_SUPERVISOR_MAX_EFFECTS_PER_RUN", 1, 1_000_000),
     ("CREW_SUPERVISOR_DEFAULT_TIMEOUT_MS", 1, 3_600_000),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.log import configure, get_log
+from supervisor.log import bind, configure, get_log
 
 
 @pytest.fixture
@@ -94,3 +94,16 @@ def test_a_log_that_nobody_reads_does_no_harm(capsys: pytest.CaptureFixture[str]
     stream.close()
     get_log("x").info("unheard")
     assert capsys.readouterr().err == ""
+
+
+def test_constants_of_the_process_are_in_every_line_and_replace_nothing(stream: io.StringIO) -> None:
+    bind(version="1", instance_id="i")
+    bind(registry_digest="r")
+    get_log("x").info("listening", version="2", port=1)
+    logging.getLogger("asyncio").warning("slow")
+    fact, library = lines(stream)
+    assert (fact["version"], fact["instance_id"], fact["registry_digest"]) == ("2", "i", "r")
+    assert (library["version"], library["instance_id"], library["registry_digest"]) == ("1", "i", "r")
+    configure(stream=stream)
+    get_log("x").info("later")
+    assert "version" not in lines(stream)[-1]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from protocol.effects import Decision, Reconciliation
+from worker import failures
 from worker.guarding import policies, receipts
 
 #: Longest actor and evidence on the wire, in characters.
@@ -26,14 +26,14 @@ class Finding:
 def ask(
     reconcile: Callable[..., Any] | str, key_id: str, tool: str, arguments: dict[str, Any]
 ) -> Reconciliation | None:
-    """Call ``reconcile(key_id, tool, arguments)``; None unless it knows. What it raises is printed for its author."""
+    """Call ``reconcile(key_id, tool, arguments)``; None unless it knows. What it raises is said in the job's log."""
     try:
         function, actor = policies.reference(reconcile)
         found = function(key_id, tool, dict(arguments))
         if not isinstance(found, Finding):
             raise TypeError(f"{actor} returned a {type(found).__name__}; return settled(), not_applied() or unknown()")
-    except Exception:  # noqa: BLE001 - a crew author's function: whatever went wrong, nothing is known
-        traceback.print_exc()
+    except Exception as error:  # noqa: BLE001 - a crew author's function: whatever went wrong, nothing is known
+        failures.say(error)
         return None
     if found.decision is None:
         return None

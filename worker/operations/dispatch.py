@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from protocol import frames
 from protocol.operations import Operation
-from worker import crew_events, guard, outputs, registry, stores
+from worker import crew_events, failures, guard, outputs, registry, stores
 from worker.guarding import session
 from worker.guarding.policies import EffectPolicyError, Guarding, configured
 from worker.guarding.session import Ledger, Session
@@ -98,13 +97,13 @@ def _attach(job: Job) -> None:
 
 
 def _failure(error: BaseException, *, dispatched: bool) -> frames.Failure:
-    """The frame of ``error``: its class, and its text for the job's own log."""
+    """The frame of ``error``: its class, and what the job's own log may say of it; texts of our own errors always."""
     named = isinstance(error, Refused | Violation | registry.NotACrew | EffectPolicyError)
     if isinstance(error, outputs.TooLarge):
         error_type = Violation.error_type
     else:
         error_type = error.error_type if named else type(error).__name__  # type: ignore[attr-defined]
-    text = str(error) if named else "".join(traceback.format_exception(error))
+    text = str(error) if named else failures.text_of(error)
     return frames.Failure(
         error_type=_encodable(error_type[:MAX_ERROR_TYPE]),
         dispatched=dispatched,
