@@ -108,7 +108,7 @@ class HealthReport:
             "journal": self._journal(),
             "template": _check(None if alive else "no template is alive; it is being started again, see the log"),
             "slots": _check(None if jobs.usable_slots > 0 else stuck),
-            "accepting": _check("the supervisor is shutting down" if jobs.draining else None),
+            "accepting": _check(jobs.why_draining),
         }
 
     def _journal(self) -> Check:

@@ -51,6 +51,13 @@ class Jobs:
         """Whether nothing is admitted; what was admitted goes on, unless the supervisor shuts down."""
         return self.drain_asked or self._shutting_down
 
+    @property
+    def why_draining(self) -> str | None:
+        """Why nothing is admitted; None while work is."""
+        if self._shutting_down:
+            return "the supervisor is shutting down"
+        return "the supervisor is drained" if self.drain_asked else None
+
     def _rows(self) -> set[int]:
         return {job.record.row for job in self._live.values()}
 
@@ -127,7 +134,7 @@ class Jobs:
     def _refusal(self, action_id: str) -> NotAccepting | None:
         why = ""
         if self.draining:
-            why = "the supervisor is shutting down" if self._shutting_down else "the supervisor is drained"
+            why = self.why_draining or ""
         elif self.queued >= self._means.settings.max_queue:
             why = f"{self.queued} jobs wait for a slot already"
         return NotAccepting(why, action_id=action_id, retry_after_s=RETRY_AFTER_S) if why else None
