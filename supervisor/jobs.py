@@ -132,10 +132,8 @@ class Jobs:
         return await asyncio.shield(asyncio.ensure_future(self._admit(new, input_json, key_digest, done)))
 
     def _refusal(self, action_id: str) -> NotAccepting | None:
-        why = ""
-        if self.draining:
-            why = self.why_draining or ""
-        elif self.queued >= self._means.settings.max_queue:
+        why = self.why_draining
+        if why is None and self.queued >= self._means.settings.max_queue:
             why = f"{self.queued} jobs wait for a slot already"
         return NotAccepting(why, action_id=action_id, retry_after_s=RETRY_AFTER_S) if why else None
 

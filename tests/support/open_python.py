@@ -36,10 +36,11 @@ PROBE_S = 120
 
 
 class OpenPython(NamedTuple):
-    """``python`` imports our packages from ``root``."""
+    """``python`` imports our packages from ``root``. ``libraries``: where its own shared library is, if that moved."""
 
     python: Path
     root: Path
+    libraries: Path | None = None
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -49,7 +50,8 @@ class OpenPython(NamedTuple):
     @property
     def environment(self) -> dict[str, str]:
         """Variables that it needs."""
-        return {"PYTHONPATH": str(self.root)}
+        moved = {} if self.libraries is None else {"LD_LIBRARY_PATH": str(self.libraries)}
+        return {"PYTHONPATH": str(self.root), **moved}
 
 
 def is_open(path: Path) -> bool:
@@ -80,19 +82,20 @@ def for_user(directory: Path, **more: Any) -> dict[str, Any]:
 def provide(directory: Path) -> OpenPython:
     """Make one, as far as it is not there, below ``directory``, which must be open. Raises CalledProcessError."""
     python = directory / "environment" / "bin" / "python"
-    subprocess.run([_interpreter(directory), "-m", "venv", "--without-pip", python.parents[1]], check=True, timeout=60)
+    interpreter, libraries = _interpreter(directory)
+    subprocess.run([interpreter, "-m", "venv", "--without-pip", python.parents[1]], check=True, timeout=60)
     (packages,) = (python.parents[1] / "lib").glob("python*/site-packages")
     link = packages / "open.pth"
     ours = [entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))]
     link.write_text("".join(f"{entry}\n" for entry in ours), encoding="utf-8")
-    found = OpenPython(python, ROOT)
+    found = OpenPython(python, ROOT, libraries)
     if _works(found).returncode == 0:
         return found
     link.unlink()
     _copy_dependencies(packages)
     for name in PACKAGES:
         shutil.copytree(ROOT / name, directory / "repository" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    found = OpenPython(python, directory / "repository")
+    found = OpenPython(python, directory / "repository", libraries)
     # Without bytecode each start of a server would compile all of it again.
     compiling = [python, "-m", "compileall", "-qq", packages, found.root]
     subprocess.run(compiling, check=False, timeout=60)
@@ -116,19 +119,25 @@ def _works(found: OpenPython) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-def _interpreter(directory: Path) -> Path:
-    """The real interpreter of the tests, or a copy of it with its standard library."""
+def _interpreter(directory: Path) -> tuple[Path, Path | None]:
+    """The real interpreter of the tests, or a copy of it with its libraries, and where its shared one is then.
+
+    Where the loader may not read the shared library it takes one that the system has, of another release perhaps.
+    """
     ours = Path(sys.executable).resolve()
     library = Path(sysconfig.get_path("stdlib"))
     if is_open(ours) and is_open(library / "os.py"):
-        return ours
+        return ours, None
     home = directory / "python"
     shutil.copytree(library, home / "lib" / library.name, ignore=IGNORED)
     copy = home / "bin" / ours.name
     copy.parent.mkdir()
     shutil.copy2(ours, copy)
+    shared = Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME"))
+    if shared.suffix != ".a":
+        shutil.copy2(shared, home / "lib" / shared.name)
     _open_up(home)
-    return copy
+    return copy, home / "lib"
 
 
 def _copy_dependencies(packages: Path) -> None:
