@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -65,6 +66,8 @@ def running(server: Server, *arguments: str, **options: Any) -> Iterator[subproc
     process = subprocess.Popen(
         [sys.executable, "-m", "supervisor", *arguments],
         env=environ | options.pop("environ", {}),
+        # A shell that started the tests in the background has SIGINT ignored, which execve(2) would pass on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
     )
     try:
