@@ -41,6 +41,7 @@ CHECKS = [
 #: The statuses from 500 up that the wire contract knows; all others are faults of ours.
 EXPECTED_FAULTS = {502, 503, 504, 507}
 SETTINGS: dict[str, Any] = {
+    "dashboard": True,
     "max_concurrency": 8,
     "grace_s": 0.1,
     "linger_s": 0.2,
