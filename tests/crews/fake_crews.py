@@ -160,7 +160,7 @@ class Crash:
 
 
 class Failing:
-    """Raises from every operation; the text is a secret that must not leave the job's log."""
+    """Raises from every operation; the text is a secret."""
 
     def kickoff(self, inputs: Mapping[str, Any]) -> None:
         raise ValueError("the secret of the crew")
