@@ -162,7 +162,8 @@ export class Timeline {
 
   #scrolled() {
     const below = this.#box.scrollHeight - this.#box.clientHeight - this.#box.scrollTop;
-    const following = below <= NEAR_PX && this.#to === this.#events.length;
+    // Our own scroll to the end is told late: events that came meanwhile and are not drawn yet end no following.
+    const following = below <= NEAR_PX && (this.#following || this.#to === this.#events.length);
     if (following === this.#following) return;
     this.#following = following;
     this.#describe();

@@ -335,9 +335,7 @@ def test_a_cancel_by_keys_alone(page: Page, client: Client) -> None:
     assert client.get("keys-1").json()["stop"]["confirmed"] is True
 
 
-def test_a_stop_without_proof_is_not_called_one(
-    start_server: ServerFactory, page_at: Callable[[str], Page]
-) -> None:
+def test_a_stop_without_proof_is_not_called_one(start_server: ServerFactory, page_at: Callable[[str], Page]) -> None:
     server = start_server(registry=scripts.REGISTRY, settings={**SETTINGS, "stop_method": "group"})
     begin(server.client(), "group-1")
     page = page_at(server.url)
