@@ -117,7 +117,7 @@ def test_texts_of_exceptions_are_in_the_jobs_own_log_where_that_is_wanted(
 
 def logs(server: Server) -> dict[str, int]:
     """Sizes of the logs that are kept."""
-    return {path.stem: path.stat().st_size for path in server.directory.glob("state/work/logs/*.log")}
+    return {path.stem: path.stat().st_size for path in Path(server.directory, "state", "work", "logs").glob("*.log")}
 
 
 def test_the_logs_that_ended_first_go_when_all_are_too_much(make_server: ServerFactory, tmp_path: Path) -> None:
