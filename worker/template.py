@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from protocol import frames, points
 from protocol.errors import ProtocolViolation
-from worker import keeper, registry, sandbox
+from worker import heap, keeper, registry, sandbox
 from worker.channel import Channel, PipeClosed
 from worker.job import EXIT_PIPE, Descriptors, become_worker
 from worker.sibling import ForkMethod, SiblingForker
@@ -68,6 +68,7 @@ class Template:
         self._effects: registry.Policies = {}
         #: Workers that could not be made the supervisor's own children.
         self._children: set[int] = set()
+        self._filling: list[object] = []
 
     def prepare(self) -> None:
         """Import, check and report. Raises whatever the import raises."""
@@ -76,6 +77,9 @@ class Template:
         self._evaluators = registry.evaluators(self._load.registry)
         self._effects = registry.effects(self._load.registry, self._crews)
         gc.collect()
+        if self._load.role == "template":
+            self._filling = heap.fill_holes()
+            heap.tidy()
         gc.freeze()
         points.reach("template.loaded")
         self._channel.send(
@@ -99,8 +103,12 @@ class Template:
         poll = select.poll()
         poll.register(self._channel.sock, select.POLLIN)
         poll.register(wake, select.POLLIN)
+        improvements = heap.collapse()
+        idle = True
         while True:
-            ready = {fd for fd, _ in poll.poll()}
+            ready = {fd for fd, _ in poll.poll(0 if idle else None)}
+            if not ready:
+                idle = next(improvements, self) is not self
             if wake in ready:
                 sandbox.drain_wake(wake)
                 self._relay()
