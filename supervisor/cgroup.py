@@ -16,7 +16,7 @@ from pathlib import Path
 
 from protocol.errors import StartError
 from supervisor.limits import CONTROLLERS
-from supervisor.processes import cgroup_of, identify_child, is_unprivileged_for_good, process_of
+from supervisor.processes import cgroup_of, identify_child, is_unprivileged_for_good, process_of, read_kernel_file
 
 #: How long the probe at start waits for its victim to be gone, seconds.
 PROBE_DEADLINE_S = 5.0
@@ -80,18 +80,20 @@ class Leaf:
     def populated(self) -> bool:
         """Whether any live process is in here or below; a removed cgroup has none."""
         try:
-            text = (self.path / "cgroup.events").read_text(encoding="ascii")
+            text = read_kernel_file(f"{self.path}/cgroup.events")
         except (FileNotFoundError, OSError) as error:
             if isinstance(error, FileNotFoundError) or not self.exists():
                 return False
             raise
-        return "populated 1" in text
+        return b"populated 1" in text
 
     def pids(self) -> list[int]:
         """Processes in here and in nested cgroups (the kernel's lists are not recursive).
 
         A process that moved in after its leader thread had exited is in no cgroup.procs; its threads tell of it.
         """
+        if not self.populated():
+            return []
         listed = self.listed("cgroup.procs")
         return listed or list({process_of(tid) for tid in self.listed("cgroup.threads")})
 
@@ -101,7 +103,7 @@ class Leaf:
         for directory, _, _ in os.walk(self.path):
             # EOPNOTSUPP: a threaded cgroup's processes are listed at its domain.
             with contextlib.suppress(OSError):
-                found += [int(pid) for pid in (Path(directory) / name).read_text(encoding="ascii").split()]
+                found += [int(pid) for pid in read_kernel_file(f"{directory}/{name}").split()]
         return found
 
     def holds(self, pid: int) -> bool:
