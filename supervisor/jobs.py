@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
+import msgspec
+
 from protocol import canonical, points
+from protocol.api import Stray
 from protocol.errors import ActionConflict, IllegalTransition, JournalUnavailable, NotAccepting, StopUnconfirmed
 from protocol.states import Phase
 from supervisor.admission import FairQueue
@@ -202,6 +205,22 @@ class Jobs:
         self._grant()
         self._own(self._logs.ended(job.record.row))
 
+    def note_strays(self, strays: Sequence[Stray]) -> None:
+        """Audit what was killed outside of every leaf with each live job: whose it was, nobody can tell."""
+        detail = canonical.compact({"strays": msgspec.to_builtins(strays)})
+        for job in [job for job in self.live() if job.worker is not None]:
+            log.warning("strays_killed", **job.facts, count=len(strays))
+            entry = AuditEntry(
+                at=time.time(), action_id=job.action_id, actor="supervisor", act="strays_killed", detail=detail
+            )
+            self._own(self._audit(entry))
+
+    async def _audit(self, entry: AuditEntry) -> None:
+        try:
+            await self._means.journal.audit(entry, terminal=True)
+        except JournalUnavailable as error:
+            log.warning("audit_not_recorded", action_id=entry.action_id, act=entry.act, code=error.code)
+
     # --- endings asked for ---------------------------------------------------------------------------------------
 
     async def cancel(self, job: Job, *, reason: str | None, actor: str) -> JobRecord:
@@ -237,10 +256,7 @@ class Jobs:
 
     async def note_late_cancel(self, record: JobRecord, *, reason: str | None, actor: str) -> None:
         """Audit a cancel of a job that had ended; it changes nothing."""
-        try:
-            await self._means.journal.audit(_cancel_entry(record.action_id, reason=reason, actor=actor, at=time.time()))
-        except JournalUnavailable as error:
-            log.warning("cancel_not_recorded", action_id=record.action_id, code=error.code)
+        await self._audit(_cancel_entry(record.action_id, reason=reason, actor=actor, at=time.time()))
 
     async def wait(self, job: Job) -> Outcome:
         """Wait for a job's durable end. Raises StopUnconfirmed or JournalUnavailable as ``cancel`` does."""

@@ -167,6 +167,7 @@ class Supervisor:
             meters=meters,
         )
         jobs = Jobs(means)
+        hunter.on_killed = jobs.note_strays
         for job, task in recovered:
             jobs.adopt(job, task)
         jobs.trim_logs()

@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from protocol.api import Stray
 from supervisor.cgroup import Leaf
@@ -31,6 +31,8 @@ class Hunter:
         self._loader = loader
         self._live_leaves = live_leaves
         self._suspects: dict[Identity, float] = {}
+        #: Told what was killed.
+        self.on_killed: Callable[[Sequence[Stray]], None] = lambda strays: None
 
     def pass_once(self) -> tuple[list[Stray], bool]:
         """Reap, look at every child, kill the strays. Returns (strays killed, whether none and no suspect was seen)."""
@@ -59,7 +61,10 @@ class Hunter:
         named = [Stray(pid=each.pid, started_at=each.started_at, command=command(each.pid)) for each in strays]
         for each in self._freeze(strays, leaves):
             signal_identity(each, signal.SIGKILL)
-        return [*named, *unnamed], not strays and not unnamed and not suspects and not hidden
+        killed = [*named, *unnamed]
+        if killed:
+            self.on_killed(killed)
+        return killed, not killed and not suspects and not hidden
 
     def _freeze(self, strays: list[Identity], leaves: list[Leaf]) -> set[Identity]:
         """Stop strays and all below them until a look finds no newcomer; returns all that was seen.

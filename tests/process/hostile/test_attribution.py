@@ -55,6 +55,29 @@ def test_a_cancel_kills_only_its_own(fields: dict[str, Field], method: str, atta
     assert confusions(fields[method], attack) == []
 
 
+def test_what_was_killed_outside_of_every_leaf_is_in_the_audit_of_every_live_job(
+    fields: dict[str, Field], refuge: Path | None
+) -> None:
+    assert refuge is not None
+    escaped, cancelled = fields["cgroup"].siege("other_cgroup"), fields["cgroup"].siege("double_fork")
+    try:
+        for siege in (escaped, cancelled):
+            siege.begin(then="block")
+            siege.wait_until_seen()
+        before = set(outside.belonging_to(escaped.heartbeats))
+        (stray,) = cancelled.client.cancel(cancelled.action_id, CREW).expect(200)["stop"]["strays"]
+        assert before - set(outside.belonging_to(escaped.heartbeats)) == {stray["pid"]}
+        assert escaped.view()["phase"] == "running"
+        for siege in (escaped, cancelled):
+            audit = siege.client.request("GET", f"/jobs/{siege.action_id}/evidence").expect(200)["audit"]
+            (entry,) = [entry for entry in audit if entry["act"] == "strays_killed"]
+            assert entry["detail"]["strays"] == [stray]
+    finally:
+        for siege in (escaped, cancelled):
+            siege.close()
+            siege.client.cancel(siege.action_id, CREW)
+
+
 # --- without a cross-check -------------------------------------------------------------------------------------------
 
 
