@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
+COMPILE := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -qq
+ROOMS := protocol supervisor worker demo bench tests
 
 .DEFAULT_GOAL := setup
-.PHONY: setup demo test lint stress bench clean
+.PHONY: setup compile demo test lint stress bench clean
 
 setup: $(STAMP)
 
@@ -19,23 +21,27 @@ $(STAMP): pyproject.toml constraints.txt
 		{ echo "$(PYTHON) cannot make virtual environments; install the package python3-venv, then run make again" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[test,lint]'
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -qq -j 2 $(VENV)/lib || true
+	@$(COMPILE) -j 2 $(VENV)/lib || true
 	@touch $@
 
-demo: $(STAMP)
+# Ours too: every test starts servers, and what has changed is compiled again.
+compile: $(STAMP)
+	@$(COMPILE) $(ROOMS)
+
+demo: compile
 	$(BIN)/python demo/main.py $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 
-test: lint
+test: lint compile
 	$(BIN)/python -m pytest $(ARGS)
 
-stress: $(STAMP)
+stress: compile
 	$(BIN)/python -m pytest -m stress $(ARGS)
 
-bench: $(STAMP)
+bench: compile
 	$(BIN)/python bench/main.py $(ARGS)
 
 clean:
