@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -55,8 +56,8 @@ IO_THREADS = 6
 HTTP_SHUTDOWN_S = 1.0
 #: Connections that may wait to be accepted.
 BACKLOG = 1024
-#: A connection that was accepted last may take this long to send its request, seconds.
-LAST_REQUEST_S = 0.25
+#: A connection that was accepted last may take this long to send its request, seconds; and between two looks.
+LAST_REQUEST_S, LAST_REQUEST_POLL_S = 2.0, 0.01
 #: What a start may take beside the bounded waits in it, seconds.
 START_SLACK_S = 30.0
 #: An idle connection, or one that never ends its request's head, is closed after this, seconds.
@@ -247,10 +248,17 @@ class Supervisor:
 
     async def _stop_accepting(self, runner: web.AppRunner) -> None:
         """Leave what still comes to the next process, to which the manager hands the same sockets."""
-        if self._sockets:
-            for site in list(runner.sites):
-                await site.stop()
-            await asyncio.sleep(LAST_REQUEST_S)
+        if not self._sockets:
+            return
+        for site in list(runner.sites):
+            await site.stop()
+        log.info("listener_left")
+        give_up = time.monotonic() + LAST_REQUEST_S
+        # Who was accepted and is closed now would be told of a reset, though the next process could have answered.
+        while runner.server and any(self._edge.is_silent(each.transport) for each in runner.server.connections):
+            if time.monotonic() > give_up:
+                break
+            await asyncio.sleep(LAST_REQUEST_POLL_S)
 
     @contextlib.asynccontextmanager
     async def _pulsing(self, jobs: Jobs, means: Means) -> AsyncIterator[Pulse]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -112,12 +113,17 @@ class Edge:
 
     def __init__(self, tokens: Sequence[str], read_tokens: Sequence[str] = (), *, dashboard: bool = False) -> None:
         self._dashboard = dashboard
+        self._heard: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
         self.set_tokens(tokens, read_tokens)
 
     def set_tokens(self, tokens: Sequence[str], read_tokens: Sequence[str]) -> None:
         """Replace the tokens in force; requests that were let in go on."""
         self._tokens = tuple(tokens)
         self._read_tokens = tuple(read_tokens)
+
+    def is_silent(self, connection: asyncio.BaseTransport | None) -> bool:
+        """Whether an open connection has not brought a request yet."""
+        return connection is not None and not connection.is_closing() and connection not in self._heard
 
     def _authorize(self, request: web.BaseRequest) -> None:
         if not self._tokens or self._is_open(request.path):
@@ -156,6 +162,8 @@ class Edge:
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check the token before anything else, and make a document of every error."""
+        if request.transport is not None:
+            self._heard.add(request.transport)
         try:
             self._authorize(request)
             if request.path in OPEN_PATHS:

@@ -115,7 +115,8 @@ def test_a_cancel_ends_the_operation_its_model_call_and_its_daemon(
     exit_status = stop["worker"]["exit_signal"] or stop["worker"]["exit_code"]
     # A batch waits for its threads on an event loop: that much can be closed in the grace, before the kill or after.
     assert exit_status in (("SIGKILL", 0) if operation == "batch_run" else ("SIGKILL",))
-    assert stop["processes_killed"] >= (1 if exit_status == 0 else 2), "the daemon, and the worker unless it had ended"
+    # The daemon and the worker; one that ends by itself takes its PID namespace along: nothing is left to kill.
+    assert stop["processes_killed"] >= 2 or exit_status == 0
     assert stop["requested_at"] <= stop["confirmed_at"] <= view["ended_at"]
     assert stopped.last_event.event == "cancelled"
     assert stopped.last_event.data == {"status": "cancelled", "uncertain_outcome": True, "stop": stop}

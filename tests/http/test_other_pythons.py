@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,10 @@ def test_the_http_tests_pass_under_every_other_python(tmp_path: Path, capsys: py
     others = {version: path for version, path in found.items() if version != pythons.running()}
     ran = [pythons.running()]
     if pythons.asked():
-        for version, interpreter in others.items():
-            python = pythons.environment(version, interpreter, tmp_path)
-            summary = _run(python)
+        with ThreadPoolExecutor() as pool:
+            environments = [pythons.environment(version, others[version], tmp_path) for version in others]
+            summaries = list(pool.map(_run, environments))
+        for version, summary in zip(others, summaries, strict=True):
             assert re.search(r"\b[1-9][0-9]* passed", summary), summary
             assert "failed" not in summary, summary
             ran.append(f"{version} ({summary.splitlines()[-1].strip('= ')})")

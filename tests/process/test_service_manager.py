@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from tests.systemd.service import free_port
 
 REGISTRY = "tests.crews.stop_crews:CREWS"
 WATCHDOG_S = 1.0
+#: Between a client's connection and its request; well below what it is given.
+SLOW_CLIENT_S = 0.4
 
 
 @pytest.fixture
@@ -102,6 +106,19 @@ def test_a_passed_socket_takes_the_place_of_host_and_port(make_server: ServerFac
     assert (line["address"], line["ignored"]) == (f"127.0.0.1:{port}", "127.0.0.1:1")
     assert server.port == port
     assert server.client().start("a-1", "instant").status == 200
+
+
+def test_a_connection_that_was_accepted_last_is_still_answered(make_server: ServerFactory) -> None:
+    server = make_server(registry=REGISTRY, prefix=passing(free_port())).start()
+    with socket.create_connection((server.host, server.port)) as late:
+        assert server.client().request("GET", "/livez").status == 200, "it was accepted before this one"
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_log("listener_left")
+        time.sleep(SLOW_CLIENT_S)
+        late.sendall(b"GET /livez HTTP/1.1\r\nHost: here\r\n\r\n")
+        late.settimeout(20)
+        assert late.recv(64).startswith(b"HTTP/1.1 200 ")
+    assert server.wait_exit() == 0
 
 
 def test_what_is_no_listener_refuses_the_start(make_server: ServerFactory) -> None:
