@@ -52,7 +52,7 @@ def state_directory(settings: Settings) -> Said:
 def _parted(text: str) -> tuple[str, str]:
     """Fault and remedy of a message of the form ``fault; remedy``."""
     detail, _, advice = text.rpartition("; ")
-    return (detail, advice) if detail else (text, "see the README")
+    return (detail, advice) if detail else (text, "see docs/journal.md")
 
 
 def filesystem(settings: Settings) -> Said:

@@ -41,8 +41,8 @@ LABELS: dict[str, str] = {
     "code": "a code of [errors.md](errors.md), empty for what was admitted",
     "confirmed": "`true` or `false`",
     "launch_mode": "`fork` or `spawn`",
-    "method": "a stop method of the README",
-    "phase": "a phase of the README",
+    "method": "a stop method, see [stopping.md](stopping.md#methods)",
+    "phase": "a phase, see [http.md](http.md#the-record)",
     "reason": "why the job ended: " + "`completed`, `cancelled`, `failed`, `timeout`, `crashed`, `violation`, "
     "`launch_failed`, `shutdown`, `journal`, `restart`",
     "result": "`fresh`, `repeat` (an exact one), `conflict` (other material under the id) or `refused`",

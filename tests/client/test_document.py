@@ -12,11 +12,11 @@ from typing import Any
 
 import supervisor.client
 from supervisor.client import Client, ClientFailure
+from tests.support.page import Page, plain
 from tests.support.registries import with_registry
 from tests.support.server import ROOT, TOKEN, ServerFactory
-from tests.unit.test_readme import plain, table
 
-DOCUMENT = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+DOCUMENT = Page("client.md")
 
 YOURS = """
     import time
@@ -37,10 +37,9 @@ YOURS = """
 
 
 def test_the_example_runs(make_server: ServerFactory, tmp_path: Path) -> None:
-    found = re.search(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert found
+    (example,) = DOCUMENT.blocks("python")
     program = tmp_path / "example.py"
-    program.write_text(found[1], encoding="utf-8")
+    program.write_text(example, encoding="utf-8")
     with with_registry(make_server, tmp_path, YOURS) as server:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "CREW_URL": server.url, "CREW_TOKEN": TOKEN}
         ran = subprocess.run(
@@ -59,7 +58,7 @@ def test_every_method_is_listed() -> None:
     public = {
         name for name, member in vars(Client).items() if inspect.isfunction(member) and not name.startswith("_")
     }
-    rows = [plain(row[0]).partition("(") for row in table(DOCUMENT, "method", "what")]
+    rows = [plain(row[0]).partition("(") for row in DOCUMENT.table("method", "what")]
     assert {name for name, _, _ in rows} == public
     for name, _, arguments in rows:
         known = inspect.signature(getattr(Client, name)).parameters
@@ -67,7 +66,7 @@ def test_every_method_is_listed() -> None:
 
 
 def test_every_failure_is_listed_as_it_is() -> None:
-    rows: dict[str, Any] = {plain(row[0]): row[1:4] for row in table(DOCUMENT, "class", "category")}
+    rows: dict[str, Any] = {plain(row[0]): row[1:4] for row in DOCUMENT.table("class", "category")}
     yes = {True: "yes", False: "no"}
     assert rows == {
         kind.__name__: [kind.category.value, yes[kind.passes], yes[kind.leaves_doubt]]

@@ -1,11 +1,11 @@
 """A model behind HTTP: an OpenAI-compatible server in a process of its own that sees how each connection ends.
 
-``python -m tests.support.model`` listens on loopback and prints its port.
+``python -m tests.support.model [TEXT]`` listens on loopback and prints its port.
 
-* ``POST /v1/chat/completions``: says what stands between ``<<`` and ``>>`` in the last such place of the prompt, a
-  piece for each word, as Server-Sent Events where ``stream`` asks for them. A prompt with ``use the tool NAME(JSON)``
-  gets that call first, and its words once the tool has answered. One with ``refuse with <<`` is answered 400, and the
-  words are the error's message.
+* ``POST /v1/chat/completions``: says what stands between ``<<`` and ``>>`` in the last such place of the prompt, else
+  TEXT, a piece for each word, as Server-Sent Events where ``stream`` asks for them. A prompt with ``use the tool
+  NAME(JSON)`` gets that call first, and its words once the tool has answered. One with ``refuse with <<`` is answered
+  400, and the words are the error's message.
 * ``POST /hold`` ``{"after": N}``: answers that stream stop after N pieces, until ``POST /release``.
 * ``GET /requests``: each completion that was asked for, and what became of its connection.
 """
@@ -59,8 +59,9 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, text: str | None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.text = text
         self.asked: list[Asked] = []
         self.hold_after: int | None = None
         self._lock = threading.Lock()
@@ -102,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
     def _complete(self, body: dict[str, Any]) -> None:
         asked = self.server.note(body, self.headers.get("Authorization", ""))
         try:
-            deltas = list(_deltas(body))
+            deltas = list(_deltas(body, self.server.text))
             if refusal := _refusal(body):
                 self._answer(json.dumps({"error": {"message": refusal, "type": "invalid"}}).encode(), status=400)
             elif asked.streamed:
@@ -156,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def _deltas(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _deltas(body: dict[str, Any], otherwise: str | None) -> Iterator[dict[str, Any]]:
     """The answer to a prompt in the pieces in which it is streamed."""
     messages, text = body["messages"], _text(body)
     asked = re.search(r"use the tool (\w+)\((\{.*?\})\)", text)
@@ -166,8 +167,8 @@ def _deltas(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for at in range(0, len(arguments), 8):
             yield {"tool_calls": [{"index": 0, "function": {"arguments": arguments[at : at + 8]}}]}
         return
-    words = re.findall(r"<<(.*?)>>", text, re.DOTALL)[-1]
-    for piece in words_of(words):
+    places = re.findall(r"<<(.*?)>>", text, re.DOTALL)
+    for piece in words_of(places[-1] if places or otherwise is None else otherwise):
         yield {"role": "assistant", "content": piece}
 
 
@@ -208,10 +209,10 @@ def _usage() -> dict[str, int]:
 
 
 class Model:
-    """The process."""
+    """The process. ``text``: what it says to prompts that do not say it."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.support.model"]
+    def __init__(self, text: str | None = None) -> None:
+        command = [sys.executable, "-m", "tests.support.model", *([] if text is None else [text])]
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
@@ -262,7 +263,7 @@ class Model:
 
 
 if __name__ == "__main__":
-    server = Server()
+    server = Server(sys.argv[1] if len(sys.argv) > 1 else None)
     sys.stdout.write(f"{server.server_port}\n")
     sys.stdout.flush()
     server.serve_forever()

@@ -7,25 +7,42 @@ import shlex
 import textwrap
 from pathlib import Path
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 
 
 class Page:
-    """One page."""
+    """One page, named as a link in ``docs`` names it."""
 
     def __init__(self, name: str) -> None:
         self.text = (DOCS / name).read_text(encoding="utf-8")
 
+    def all_blocks(self) -> list[tuple[str, str]]:
+        """Language and text of every block, in their order."""
+        return [(language, textwrap.dedent(text)) for _, language, text in FENCED.findall(self.text)]
+
+    def table(self, *header: str) -> list[list[str]]:
+        """Rows of the table whose header starts with these cells."""
+        begin = re.escape(" | ".join(header))
+        found = re.search(rf"^\| {begin}.*\n\|[-|]+\|\n((?:\|.*\n)+)", self.text, re.MULTILINE)
+        assert found, f"there is no table {header}"
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in found[1].splitlines()]
+
     def blocks(self, language: str, *, section: str | None = None) -> list[str]:
         """The blocks in a language, "" for those in none, in their order; those below one heading."""
         text = self.text if section is None else self._section(section)
-        found = re.findall(r"^( *)```(\w*)\n(.*?)^\1```$", text, re.DOTALL | re.MULTILINE)
-        return [textwrap.dedent(code) for _, name, code in found if name == language]
+        return [textwrap.dedent(code) for _, name, code in FENCED.findall(text) if name == language]
 
     def _section(self, heading: str) -> str:
         _, found, rest = self.text.partition(f"\n## {heading}\n")
         assert found, f"there is no section {heading}"
         return rest.partition("\n## ")[0]
+
+
+def plain(cell: str) -> str:
+    """A cell without the marks of code."""
+    return cell.strip("`")
 
 
 EFFECTS = Page("effects.md")

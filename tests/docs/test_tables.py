@@ -1,10 +1,9 @@
-"""README.md and docs/operations.md say what the program says: settings, routes, phases, evidence, inputs, errors."""
+"""The pages' tables say what the program says: settings, routes, phases, evidence, inputs, errors."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,10 +16,9 @@ from supervisor.config import CrewSettings, Settings
 from supervisor.config.kinds import Choice, Flag, Integer, Number
 from supervisor.config.table import CONFIG_VARIABLE, CREW_SETTINGS, SETTINGS, TEMPLATE_SETTINGS, Setting
 from supervisor.http.routes import Routes
+from tests.support.page import ROOT, Page, plain
 
-ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+CONFIGURATION, HTTP, OPERATIONS, STOPPING = map(Page, ("configuration.md", "http.md", "operations.md", "stopping.md"))
 
 #: How names of errors look that are written as text and are no exception's class.
 ERROR_TYPE = re.compile(r'"([A-Z][A-Za-z]+(?:Error|Exists|Missing|Required|Retained|Stored|Died|Shutdown|Restart))"')
@@ -53,26 +51,15 @@ DEFAULT_RULES = {
 }
 
 
-def table(text: str, *header: str) -> list[list[str]]:
-    """Rows of the Markdown table whose header starts with these cells."""
-    found = re.search(rf"^\| {re.escape(' | '.join(header))}.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
-    assert found, f"there is no table {header}"
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in found[1].splitlines()]
-
-
-def plain(cell: str) -> str:
-    return cell.strip("`")
-
-
 def settings() -> Iterator[tuple[str, Setting]]:
-    """Every setting under the name that the README gives it."""
+    """Every setting under the name that the page gives it."""
     yield from ((setting.name, setting) for setting in SETTINGS)
     yield from ((f"template.{setting.name}", setting) for setting in TEMPLATE_SETTINGS)
     yield from ((f"crews.<id>.{setting.name}", setting) for setting in CREW_SETTINGS)
 
 
 def default(name: str) -> str:
-    """The default as the README writes it."""
+    """The default as the page writes it."""
     if name in DEFAULT_RULES:
         return DEFAULT_RULES[name]
     value = next(field.default for field in msgspec.structs.fields(Settings) if field.name == name.rpartition(".")[2])
@@ -87,7 +74,7 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))
 
 
-ROWS = {plain(row[0]): row for row in table(README, "setting", "environment variable")}
+ROWS = {plain(row[0]): row for row in CONFIGURATION.table("setting", "environment variable")}
 
 
 def test_the_table_of_settings_is_complete_and_in_order() -> None:
@@ -123,32 +110,31 @@ def test_rules_for_defaults_are_about_settings_without_a_constant() -> None:
 
 
 def test_the_file_of_settings_is_named() -> None:
-    assert f"`{CONFIG_VARIABLE}`" in README
+    assert f"`{CONFIG_VARIABLE}`" in CONFIGURATION.text
 
 
 def test_every_route_is_listed() -> None:
     table_of_routes = Routes.table()
 
-    listed = {plain(row[0]) for row in table(README, "route", "what")}
+    listed = {plain(row[0]) for row in HTTP.table("route", "what")}
 
     assert listed == {f"{route.method} {route.path}" for route in table_of_routes}
 
 
 def test_every_phase_and_stop_method_is_explained() -> None:
-    assert [plain(row[0]) for row in table(README, "phase")] == [phase.value for phase in Phase]
-    methods = {plain(row[0]): row[1] for row in table(README, "field", "meaning")}["method"]
-    assert {method.value for method in Method} == set(re.findall(r"`(\w+)`", methods))
+    assert [plain(row[0]) for row in HTTP.table("phase")] == [phase.value for phase in Phase]
+    assert {plain(row[0]) for row in STOPPING.table("method", "where")} == {method.value for method in Method}
 
 
 def test_every_field_of_the_evidence_is_explained() -> None:
-    rows = {plain(row[0]): row[1] for row in table(README, "field", "meaning")}
+    rows = {plain(row[0]): row[1] for row in STOPPING.table("field", "meaning")}
 
     assert list(rows) == list(StopEvidence.__struct_fields__)
     assert re.findall(r"`(\w+)`", rows["worker"]) == list(WorkerExit.__struct_fields__)
 
 
 def test_inputs_of_operations_are_those_that_are_checked() -> None:
-    rows = {plain(row[0]): row for row in table(OPERATIONS, "operation", "required")}
+    rows = {plain(row[0]): row for row in OPERATIONS.table("operation", "required")}
 
     assert list(rows) == [operation.value for operation in Operation]
     for operation, (required, optional) in RULES.items():
@@ -160,11 +146,11 @@ def test_inputs_of_operations_are_those_that_are_checked() -> None:
 
 
 def test_every_operation_has_an_output() -> None:
-    assert [plain(row[0]) for row in table(OPERATIONS, "operation", "output")] == [item.value for item in Operation]
+    assert [plain(row[0]) for row in OPERATIONS.table("operation", "output")] == [item.value for item in Operation]
 
 
 def test_every_error_type_that_we_make_ourselves_is_explained() -> None:
-    explained = {name for row in table(OPERATIONS, "`error_type`") for name in re.findall(r"`(\w+)`", row[0])}
+    explained = {name for row in OPERATIONS.table("`error_type`") for name in re.findall(r"`(\w+)`", row[0])}
     sources = [*(ROOT / "supervisor").rglob("*.py"), *(ROOT / "worker").rglob("*.py")]
     made = {name for path in sources for name in ERROR_TYPE.findall(path.read_text(encoding="utf-8"))}
 
