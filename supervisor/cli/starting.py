@@ -44,8 +44,9 @@ def submit(
 ) -> None:
     """Start an operation of CREW; print its Action id once it is durable.
 
-    The same command with the same --action-id is a repeat, which executes nothing. Without --follow the exit status
-    says that it was admitted; with it, how it ended. SIGINT ends the command and leaves the job alone.
+    The same command with the same --action-id is a repeat, which executes nothing. The exit status says how it ended
+    if --follow has waited for that, or if a repeat finds it ended; else that it was admitted. SIGINT ends the command
+    and leaves the job alone.
     """
     action = Action(
         action_id=action_id or f"cli-{uuid.uuid4().hex}",
