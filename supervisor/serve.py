@@ -263,7 +263,8 @@ class Supervisor:
     @contextlib.asynccontextmanager
     async def _pulsing(self, jobs: Jobs, means: Means) -> AsyncIterator[Pulse]:
         def status() -> str:
-            faults = () if means.journal.writable else ("the journal cannot be written",)
+            journal = () if means.journal.writable else ("the journal cannot be written",)
+            faults = (*journal, *(("drained by an operator",) if jobs.drain_asked else ()))
             unknown = means.journal.effects.unknown
             return status_line(running=jobs.running, queued=jobs.queued, unknown_effects=unknown, faults=faults)
 

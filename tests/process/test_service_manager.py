@@ -86,6 +86,16 @@ def test_a_full_disk_is_no_reason_to_be_restarted(make_server: ServerFactory, ma
     assert client.start("a-1", "instant").status == 200
 
 
+def test_the_status_says_that_an_operator_has_drained_it(make_server: ServerFactory, manager: Manager) -> None:
+    server = make_server(registry=REGISTRY, environment=told(manager)).start()
+    client = server.client()
+    client.request("POST", "/drain").expect(200)
+    manager.until("STATUS", "0 running, 0 queued, 0 effects unknown; drained by an operator")
+    assert client.start("a-1", "instant").status == 503
+    client.request("DELETE", "/drain").expect(200)
+    manager.until("STATUS", "0 running, 0 queued, 0 effects unknown")
+
+
 def test_a_writer_that_hangs_is_told_by_silence(make_server: ServerFactory, manager: Manager, tmp_path: Path) -> None:
     order = tmp_path / "order"
     environment = {**told(manager), "BLOCK_ORDER": str(order)}
