@@ -50,16 +50,20 @@ class Operator:
         (self._setup,) = [text for text in page.blocks("sh") if "export CREW_SUPERVISOR_SERVER" in text]
 
     def _play(self) -> None:
-        programs = self._home / "bin"
-        programs.mkdir()
+        (self._home / "bin").mkdir()
         ask = ASK.format(asked=self._asked, answered=self._answered)
         texts = {"systemctl": ask, "journalctl": ask, SERVICE: PROGRAM.format(python=sys.executable)}
         for name, text in texts.items():
-            (programs / name).write_text(text, encoding="utf-8")
-            (programs / name).chmod(0o755)
+            self.provide(name, text)
         os.mkfifo(self._asked)
         os.mkfifo(self._answered)
         threading.Thread(target=self._answer_all, daemon=True).start()
+
+    def provide(self, name: str, text: str) -> None:
+        """Put a program before all others of that name."""
+        program = self._home / "bin" / name
+        program.write_text(text, encoding="utf-8")
+        program.chmod(0o755)
 
     def _answer_all(self) -> None:
         while True:

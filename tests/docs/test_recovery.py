@@ -8,6 +8,7 @@ import re
 import signal
 import textwrap
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ def test_a_broken_disk_is_found_and_survived(begin: Begin, tmp_path: Path) -> No
 def test_an_interrupted_action_is_found_judged_and_asked_for_again(begin: Begin, tmp_path: Path) -> None:
     server = Server(tmp_path / "server", registry=scripts.REGISTRY)
     operator, client, key = begin(server), server.client(), key_of()
-    fenced, known, unknown, decide, again = operator.steps("An interrupted Action", 5)
+    fenced, known, unknown, decide, judge, again = operator.steps("An interrupted Action", 6)
     scripts.begin(client, "interrupted", scripts.claim(key), scripts.SLEEP)
     scripts.until_state(client, "claimed", key)
     server.kill()
@@ -193,12 +194,35 @@ def test_an_interrupted_action_is_found_judged_and_asked_for_again(begin: Begin,
     assert "supervisor_restarted" in seen
     assert "settled" in operator.follow(decide, KEY_ID=key.key_id)
     assert wrong(readyz(client)) == {}
-    request = {"crew_id": "scripted", "action_id": "again", "input": {"steps": [scripts.claim(key)]}}
-    (tmp_path / "operator" / "request.json").write_text(json.dumps(request), encoding="utf-8")
-    output = last(operator.follow(again, NEW_ACTION="again"))
-    assert output["answers"][0]["type"] == "effect_replayed"
-    assert output["answers"][0]["receipt"] == '"charge 4711"'
-    assert client.get("interrupted").expect(200)["status"] == "failed"
+    operator.follow(judge, ACTION="interrupted")
+    record = client.get("interrupted").expect(200)
+    assert (record["status"], record["uncertain_outcome"]) == ("failed", True)
+    assert (record["reconciliation"]["decision"], record["reconciliation"]["actor"]) == ("partly_applied", "you")
+    (tmp_path / "operator" / "input.json").write_text(json.dumps({"steps": [scripts.claim(key)]}), encoding="utf-8")
+    operator.follow(again, CREW_ID="scripted", NEW_ACTION="again")
+    (answer,) = client.get("again").expect(200)["output"]["answers"]
+    assert (answer["type"], answer["receipt"]) == ("effect_replayed", '"charge 4711"')
+
+
+def test_a_drained_supervisor_is_restarted_and_no_work_is_lost(begin: Begin, tmp_path: Path) -> None:
+    server = Server(tmp_path / "server", registry=scripts.REGISTRY, settings={"drain_s": 0})
+    operator, client = begin(server), server.client()
+    server.settings["port"] = server.port  # as a service has it: the next process listens there too
+    drain, restart = operator.steps("A restart without losing work", 2)
+    may_end, waited = tmp_path / "may-end", tmp_path / "waited"
+    operator.provide("sleep", f'#!/bin/sh\ntouch "{waited}"\nexec /bin/sleep "$@"\n')
+    scripts.begin(client, "running", scripts.wait(may_end))
+    procs.wait_until(lambda: client.get("running").json()["phase"] == "running", WAIT_S, "it runs")
+    assert "admits nothing; 1 running" in operator.follow(drain)
+    assert client.start("late", "scripted", input={"steps": []}).status == 503
+    assert set(wrong(readyz(client))) == {"readiness.accepting"}
+    with ThreadPoolExecutor(1) as pool:
+        restarting = pool.submit(operator.follow, restart)
+        procs.wait_until(waited.exists, WAIT_S, "the operator waits for what runs")
+        may_end.touch()
+        restarting.result()
+    assert client.get("running").expect(200)["status"] == "completed"
+    client.start("late", "scripted", input={"steps": []}).expect(200)
 
 
 class Stuck:
