@@ -9,6 +9,7 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -128,6 +129,11 @@ class Scripted:
                 receipt=None if receipt is None else receipt.encode(),
             )
         )
+
+    def say(self, text: str) -> None:
+        """Write a line to the job's log."""
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
     def touch(self, path: str) -> None:
         Path(path).touch()

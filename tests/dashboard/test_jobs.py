@@ -159,15 +159,30 @@ def test_a_completed_job_has_its_output_and_its_evidence(page: Page, client: Cli
     page.wait_text("job-missing", "no such job")
 
 
-def test_the_log_is_shown_exactly_where_the_supervisor_has_one(page: Page, client: Client) -> None:
+def test_the_log_is_shown_as_the_route_has_it(page: Page, client: Client) -> None:
     client.start("logged-1", "failing")
     page.sign_in(where="/jobs/logged-1")
-    page.wait_text("timeline-state", "ended")
-    answer = client.request("GET", "/jobs/logged-1/log?tail=65536")
-    page.wait_text("stop", "Proved")
-    if answer.status == 200:
-        page.wait_text("log", "ValueError")
-    assert page.shown("log-section") == (answer.status == 200)
+    page.wait_text("log", "ValueError")
+    log = client.request("GET", "/jobs/logged-1/log").body.decode()
+    assert page.run("return document.getElementById('log').textContent") == log
+    page.go("/jobs/nobody")
+    page.wait_text("job-missing", "no such job")
+    assert not page.shown("log-section")
+
+
+def test_a_log_that_grows_is_read_again_on_demand(page: Page, client: Client, tmp_path: Path) -> None:
+    first, second = ({"do": "say", "text": text} for text in ("first", "second"))
+    steps = (first, scripts.wait(tmp_path / "more"), second, scripts.wait(tmp_path / "end"))
+    scripts.begin(client, "logged-2", *steps)
+    procs.wait_until(lambda: b"first" in client.request("GET", "/jobs/logged-2/log").body, 20, "it is written")
+    page.sign_in(where="/jobs/logged-2")
+    page.wait_text("log", "first")
+    (tmp_path / "more").touch()
+    page.wait(lambda: b"second" in client.request("GET", "/jobs/logged-2/log").body, "it is written")
+    assert "second" not in page.text("log")
+    page.click("log-again")
+    page.wait_text("log", "stdout second")
+    (tmp_path / "end").touch()
 
 
 def test_what_crews_say_is_text_and_never_markup(page: Page, client: Client) -> None:

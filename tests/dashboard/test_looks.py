@@ -75,6 +75,10 @@ def test_every_view_fits_and_is_in_the_colours_that_are_preferred(
         show(page, where)
         page.shoot(f"{width}-{scheme}-{name}")
         assert page.overflow() <= 0, name
+    show(page, "/jobs/failed")
+    page.wait_text("log", "ValueError")
+    page.run("document.getElementById('log-section').scrollIntoView()")
+    page.shoot(f"{width}-{scheme}-log")
     show(page, VIEWS["unpaid"])
     page.find("button[data-key]").click()
     page.wait_text("reconcile-effect", "invoice-17")
