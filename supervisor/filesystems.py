@@ -62,9 +62,9 @@ def file_system_of(path: Path) -> FileSystem:
 
 
 def nearest(path: Path) -> Path:
-    """``path``, or the nearest directory above it that exists."""
+    """``path``, or the nearest directory above it that exists, as far as we may look."""
     path = Path(os.path.abspath(path))
-    while not path.exists() and path != path.parent:
+    while not os.path.exists(path) and path != path.parent:
         path = path.parent
     return path
 

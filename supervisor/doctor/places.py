@@ -41,11 +41,12 @@ def state_directory(settings: Settings) -> Said:
         return ok(f"{directory} will be made, mode 0700")
     try:
         warnings = check_directory(directory)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            detail = f"{directory} cannot be written by uid {os.geteuid()}"
+            return failure(detail, "run the doctor as the supervisor's user, or chown it to them")
         check_files(settings.state_file)
     except StartError as error:
         return failure(*_parted(error.detail))
-    if not os.access(directory, os.W_OK | os.X_OK):
-        return failure(f"{directory} cannot be written by uid {os.geteuid()}", "chown it to the supervisor's user")
     return warning(*_parted(warnings[0])) if warnings else ok(f"{directory} is closed to others")
 
 

@@ -56,6 +56,7 @@ async def test_during_the_stream_the_work_is_gone_before_the_result(
 ) -> None:
     """The reference's client stops two of the seven, and takes any 2xx for a proof."""
     beats = server.directory / "beats" if operation == "memory_reset" else tmp_path / "beats"
+    beats.unlink(missing_ok=True)
     asked = action("beating", operation, BEATING[operation](str(beats)))
     async with client.invoke(asked) as invocation:
         work = await working(server, asked, beats)
@@ -70,13 +71,15 @@ async def test_during_the_stream_the_work_is_gone_before_the_result(
     assert (job.status, job.stop) == ("cancelled", result.stop)
 
 
+@pytest.mark.parametrize("operation", BEATING)
 async def test_before_the_headers_with_the_start_admitted(
-    server: Server, relay: Relay, through: Client, tmp_path: Path
+    server: Server, relay: Relay, through: Client, operation: str, tmp_path: Path
 ) -> None:
     """The reference's client calls nobody here, and the job runs on."""
-    beats, never = tmp_path / "beats", asyncio.Event()
+    beats, never = server.directory / "beats" if operation == "memory_reset" else tmp_path / "beats", asyncio.Event()
+    beats.unlink(missing_ok=True)
     relay.on(START, Rule(back=never))
-    asked = action("beating", given={"heartbeat": str(beats)})
+    asked = action("beating", operation, BEATING[operation](str(beats)))
     async with through.invoke(asked) as invocation:
         work = await working(server, asked, beats)
         result = await invocation.cancel()

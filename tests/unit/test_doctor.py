@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from docs import generate
 from protocol.errors import StartError
 from supervisor import filesystems
 from supervisor.config import Settings
-from supervisor.doctor import CHECKS, Verdict, checks, kernel, limits, packages, places
+from supervisor.doctor import CHECKS, Verdict, checks, kernel, limits, packages, places, registry
 from supervisor.doctor.finding import Said, ok
 from supervisor.journal import RESERVE_BYTES
 from supervisor.journal.files import prepare_directory
 
 MIB = 1 << 20
+NOBODY = 65_534
 NFS, FUSE, TMPFS, EXT4 = 0x6969, 0x65735546, 0x01021994, 0xEF53
 
 
@@ -85,6 +90,25 @@ def test_the_range_of_pythons_is_the_one_of_the_package() -> None:
     text = (packages.HOME / "pyproject.toml").read_text(encoding="utf-8")
     low, high = (".".join(map(str, bound)) for bound in packages.PYTHONS)
     assert f'requires-python = ">={low},<{high}"' in text
+
+
+def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = metadata.version
+
+    def version(name: str) -> str:
+        if name == "aiohttp":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    said = packages.packages()
+    assert (said.verdict, said.detail) == ("failure", "aiohttp is missing")
+
+
+def test_a_source_tree_that_was_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "DISTRIBUTION", "no-distribution-of-that-name")
+    said = packages.packages()
+    assert (said.verdict, "is not installed" in said.detail) == ("warning", True)
 
 
 # --- the disk --------------------------------------------------------------------------------------------------------
@@ -170,3 +194,62 @@ def test_short_tokens_and_no_tokens(tmp_path: Path) -> None:
     assert limits.tokens(settings(tmp_path, tokens=("x" * 32, "short"))).verdict == "warning"
     assert limits.tokens(settings(tmp_path, tokens=("x" * 32,), read_tokens=("short",))).verdict == "warning"
     assert limits.tokens(settings(tmp_path, host="127.0.0.1")).verdict == "warning"
+
+
+# --- as another user -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def closed() -> Iterator[Path]:
+    """A state directory that only its owner may use, below one that everybody may read."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        prepare_directory(Path(made) / "state")
+        yield Path(made) / "state" / "journal.db"
+
+
+def as_nobody(look: Callable[[], Said]) -> Said:
+    """What a check says to a user without rights, in a process that is one."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # from here on no exception may leave
+        said = Said(Verdict.OK, "it broke", "")
+        try:
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            said = look()
+        finally:
+            os.write(theirs, msgspec.json.encode(said))
+            os._exit(0)
+    os.close(theirs)
+    with open(ours, "rb") as answer:
+        said = msgspec.json.decode(answer.read(), type=Said)
+    os.waitpid(pid, 0)
+    return said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_state_directory_of_somebody_else(closed: Path) -> None:
+    theirs = settings(closed, state_file=closed)
+    said = as_nobody(lambda: places.state_directory(theirs))
+    assert (said.verdict, said.detail) == ("failure", f"{closed.parent} cannot be written by uid {NOBODY}")
+    assert as_nobody(lambda: places.sync(theirs)).verdict == "failure"
+    inside = settings(closed, state_file=closed, work_dir=closed.parent / "work")
+    assert f"{closed.parent} has " in as_nobody(lambda: places.space(inside)).detail
+    said = as_nobody(lambda: places.journal(theirs))
+    assert (said.verdict, said.advice) == ("warning", "run the doctor as the supervisor's user")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_state_directory_that_cannot_be_made(closed: Path) -> None:
+    missing = closed.parent.parent / "new" / "journal.db"
+    said = as_nobody(lambda: places.state_directory(settings(closed, state_file=missing)))
+    assert (said.verdict, said.advice) == ("failure", f"create {missing.parent}, mode 0700")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_user_of_the_crews_that_only_root_can_give(closed: Path) -> None:
+    wanted = settings(closed, state_file=closed, worker_user="daemon")
+    assert as_nobody(lambda: limits.worker_user(wanted)).verdict == "failure"
+    assert as_nobody(lambda: registry.registry(wanted)).verdict == "failure"
