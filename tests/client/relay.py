@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
-from tests.client.rogue import Request, read_request
+from tests.client.listener import Listener, Request
 
 
 @dataclass
@@ -26,63 +25,24 @@ class Rule:
 
 
 @dataclass
-class Relay:
+class Relay(Listener):
     """Passes each connection's one request on to ``port``; ``rules`` by ``METHOD /path``, in the order of asking."""
 
     port: int
     rules: dict[str, list[Rule]] = field(default_factory=dict)
-    requests: list[Request] = field(default_factory=list)
-
-    async def __aenter__(self) -> Self:
-        self._arrived = asyncio.Condition()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    @property
-    def url(self) -> str:
-        """Base URL."""
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def on(self, line: str, *rules: Rule) -> Self:
         """Apply a rule to each of the first requests of that line."""
         self.rules[line] = list(rules)
         return self
 
-    async def asked(self, line: str, times: int = 1) -> Request:
-        """Wait until ``line`` has been asked so often."""
-        async with self._arrived, asyncio.timeout(30):
-            await self._arrived.wait_for(lambda: [one.line for one in self.requests].count(line) >= times)
-        return [request for request in self.requests if request.line == line][times - 1]
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            request = await read_request(reader)
-            async with self._arrived:
-                self.requests.append(request)
-                self._arrived.notify_all()
-            rules = self.rules.get(request.line)
-            rule = rules.pop(0) if rules else Rule()
-            if rule.go is not None:
-                await rule.go.wait()
-            await self._pass(request, writer, rule)
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.close()
+    async def handle(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass it on, by its rule."""
+        rules = self.rules.get(request.line)
+        rule = rules.pop(0) if rules else Rule()
+        if rule.go is not None:
+            await rule.go.wait()
+        await self._pass(request, writer, rule)
 
     async def _pass(self, request: Request, writer: asyncio.StreamWriter, rule: Rule) -> None:
         back, there = await asyncio.open_connection("127.0.0.1", self.port)

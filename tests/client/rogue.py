@@ -6,39 +6,11 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
+from tests.client.listener import Listener, Request
+
 REASONS = {200: "OK", 202: "Accepted"}
-
-
-@dataclass(frozen=True)
-class Request:
-    """A request as it came; header names in lower case."""
-
-    method: str
-    target: str
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def line(self) -> str:
-        """Method and path, without the query."""
-        return f"{self.method} {self.target.partition('?')[0]}"
-
-    def json(self) -> Any:
-        """The body as JSON."""
-        return json.loads(self.body)
-
-
-async def read_request(reader: asyncio.StreamReader) -> Request:
-    """Read one request with its whole body. Raises asyncio.IncompleteReadError at the end of the connection."""
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("utf-8")
-    first, *lines = head.split("\r\n")[:-2]
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    body = await reader.readexactly(int(headers.get("content-length", "0")))
-    method, target, _ = first.split(" ")
-    return Request(method, target, headers, body)
 
 
 class Wire:
@@ -77,69 +49,20 @@ Script = Callable[[Wire], Awaitable[None]]
 
 
 @dataclass
-class Rogue:
+class Rogue(Listener):
     """Answers requests by ``METHOD /path`` with their scripts in turn; the last one again and again."""
 
     scripts: dict[str, list[Script]] = field(default_factory=dict)
-    requests: list[Request] = field(default_factory=list)
-    port: int = 0
-
-    async def __aenter__(self) -> Self:
-        self._arrived = asyncio.Condition()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Take no more connections, and drop those that there are."""
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    @property
-    def url(self) -> str:
-        """Base URL."""
-        return f"http://127.0.0.1:{self.port}"
 
     def on(self, line: str, *scripts: Script) -> Self:
         """Answer ``line`` so."""
         self.scripts[line] = list(scripts)
         return self
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            request = await read_request(reader)
-            async with self._arrived:
-                self.requests.append(request)
-                self._arrived.notify_all()
-            scripts = self.scripts.get(request.line, [refuse(404, {"detail": "Not Found"})])
-            await (scripts.pop(0) if len(scripts) > 1 else scripts[0])(Wire(request, reader, writer))
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.close()
-
-    def lines(self) -> list[str]:
-        """What was asked, in order."""
-        return [request.line for request in self.requests]
-
-    async def asked(self, line: str, times: int = 1) -> Request:
-        """Wait until ``line`` has been asked so often; the request that made it so."""
-        async with self._arrived, asyncio.timeout(30):
-            await self._arrived.wait_for(lambda: self.lines().count(line) >= times)
-        return [request for request in self.requests if request.line == line][times - 1]
+    async def handle(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Play the script."""
+        scripts = self.scripts.get(request.line, [refuse(404, {"detail": "Not Found"})])
+        await (scripts.pop(0) if len(scripts) > 1 else scripts[0])(Wire(request, reader, writer))
 
 
 def frame(sequence: Any, name: str = "chunk", data: Any = None) -> bytes:
