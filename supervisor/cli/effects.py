@@ -15,9 +15,8 @@ from supervisor.cli.calling import Caller, calling
 from supervisor.cli.shared import (
     cell,
     choice,
-    document_of,
     plain_table,
-    print_fields,
+    print_answer,
     print_json,
     print_table,
     say,
@@ -62,7 +61,7 @@ def list_command(
 @calling
 def show_command(caller: Caller, key_id: str) -> None:
     """Show one effect."""
-    _print_effect(caller.ask(lambda client: client.effect(key_id)), caller)
+    print_answer(caller.ask(lambda client: client.effect(key_id)), as_json=caller.as_json)
 
 
 @effects_group.command("reconcile")
@@ -93,7 +92,7 @@ def reconcile_command(
             effect = msgspec.structs.replace(effect, etag=f'"{version}"')
         return await client.reconcile_effect(effect, decided, actor=actor, evidence=evidence, receipt=result)
 
-    _print_effect(caller.ask(work), caller)
+    print_answer(caller.ask(work), as_json=caller.as_json)
 
 
 def _receipt(text: str | None) -> Any:
@@ -103,10 +102,3 @@ def _receipt(text: str | None) -> Any:
         return canonical.parse(text.encode("utf-8", "surrogateescape"))
     except BadJson as error:
         raise click.UsageError(f"--receipt is no strict JSON: {error.detail}") from None
-
-
-def _print_effect(effect: Effect, caller: Caller) -> None:
-    if caller.as_json:
-        print_json(effect)
-    else:
-        print_fields(document_of(effect))

@@ -13,9 +13,8 @@ from supervisor.cli.exits import Exit
 from supervisor.cli.shared import (
     cell,
     choice,
-    document_of,
     plain_table,
-    print_fields,
+    print_answer,
     print_json,
     print_table,
     say,
@@ -72,14 +71,7 @@ def _outcome(job: Job) -> str:
 @calling
 def show(caller: Caller, action_id: str) -> None:
     """Show the record of a job."""
-    _print_job(caller.ask(lambda client: client.status(action_id)), caller)
-
-
-def _print_job(job: Job, caller: Caller) -> None:
-    if caller.as_json:
-        print_json(job)
-    else:
-        print_fields(document_of(job))
+    print_answer(caller.ask(lambda client: client.status(action_id)), as_json=caller.as_json)
 
 
 @click.command("cancel")
@@ -133,7 +125,7 @@ def reconcile(caller: Caller, action_id: str, decision: str, actor: str, evidenc
     """
     decided = JobDecision(decision)
     job = caller.ask(lambda client: client.reconcile(action_id, decided, actor=actor, evidence=evidence))
-    _print_job(job, caller)
+    print_answer(job, as_json=caller.as_json)
 
 
 @click.command("evidence")

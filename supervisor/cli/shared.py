@@ -51,6 +51,14 @@ def print_json(document: object) -> None:
     click.echo(json.dumps(document_of(document), indent=2))
 
 
+def print_answer(document: object, *, as_json: bool) -> None:
+    """One document, as JSON or for people."""
+    if as_json:
+        print_json(document)
+    else:
+        print_fields(document_of(document))
+
+
 def print_line(document: object) -> None:
     """One JSON document on a line, for a stream of them."""
     click.echo(json.dumps(document_of(document), separators=(",", ":")))

@@ -1,4 +1,4 @@
-"""Real CrewAI crews under the supervisor: scenes of ``tests.effects.crew_scenes``, each crew charging under its own id.
+"""Real CrewAI crews under the supervisor: stages of ``tests.effects.stage``, each crew charging under its own id.
 
 ``PAYMENTS_URL`` names the provider.
 """
@@ -13,7 +13,7 @@ from crewai import Crew
 from crewai.tools import tool
 
 from tests.crews.scripted_llm import Prompt, final, use_tool
-from tests.effects.crew_scenes import Script, Stage, failing_after_tool, paying
+from tests.effects.stage import Script, Stage, failing_after_tool, paying
 
 
 def _crew(script: Callable[[], Script], *, native: bool = False, **options: Any) -> Callable[[str], Crew]:

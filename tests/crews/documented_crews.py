@@ -18,7 +18,7 @@ from crewai.tools import tool
 
 from demo.payments import provider
 from tests.crews.scripted_llm import Prompt, ScriptedLLM, final, use_tool
-from tests.effects.crew_scenes import observed
+from tests.effects.stage import observed
 from tests.support.page import block
 from worker.effect import effect
 

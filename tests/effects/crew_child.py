@@ -14,7 +14,8 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.effects.crew_scenes import SCENES, Stage, as_json
+from tests.effects.crew_scenes import SCENES, as_json
+from tests.effects.stage import Stage
 from worker.effect import effect
 
 ACTION = "act"

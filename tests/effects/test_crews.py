@@ -23,7 +23,7 @@ from tests.process.operation_child import ENVIRONMENT
 from worker.ledger import LocalLedger
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Scenes of crew_scenes.TABLE with their rows' names and what CrewAI 1.15 does without a guard. The module imports
+#: Scenes of retried_scenes.TABLE with their rows' names and what CrewAI 1.15 does without a guard. The module imports
 #: CrewAI, which this process need not.
 ROWS = {
     "react_raises": ("ReAct call whose body acts and raises", 6),
