@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from protocol.api import (
@@ -60,10 +61,27 @@ def document(done: subprocess.CompletedProcess[str], kind: Any, status: int = 0)
     return check(json.loads(done.stdout), kind)
 
 
+#: What every command with --json prints when it did not do what it was to do.
+REFUSAL = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["ok", "error"],
+    "properties": {
+        "ok": {"const": False},
+        "error": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["code", "detail"],
+            "properties": {"code": {"type": "string", "minLength": 1}, "detail": {"type": "string", "minLength": 1}},
+        },
+    },
+}
+
+
 def code_of(done: subprocess.CompletedProcess[str]) -> str:
     """The code of the refusal that a command printed as its last document."""
     refused = json.loads(done.stdout)
-    assert refused["ok"] is False
+    jsonschema.validate(refused, REFUSAL)
     return str(refused["error"]["code"])
 
 
