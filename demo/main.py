@@ -21,12 +21,6 @@ from demo.server import Server, StartFailed
 SCENES = (scenes.run_and_stream, scenes.cancel_a_training, scenes.kill_the_supervisor, scenes.send_it_twice)
 INTERRUPTED = 130
 
-NO_CGROUP = (
-    "Where no cgroup v2 directory is writable no stop can be proved, so the supervisor refuses to start, and there is "
-    "nothing to show. Run the demo as root, in a container with a writable cgroup, or under systemd: "
-    "systemd-run --user --scope -p Delegate=yes make demo"
-)
-
 
 def main() -> int:
     """Show the scenes; returns the exit status."""
@@ -43,8 +37,6 @@ def main() -> int:
     except StartFailed as error:
         screen.claim("the supervisor started", False)
         screen.say(str(error))
-        if "cgroup" in str(error):
-            screen.say(NO_CGROUP)
     except Exception as error:  # noqa: BLE001 - whatever broke, it is said, and what runs is ended
         screen.claim(f"the scene went to its end: {type(error).__name__}: {error}", False)
     finally:

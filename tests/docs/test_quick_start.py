@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ ANSWER = "all about it"
 ELSEWHERE = {
     "your program ─┐        ┌────────────────────────────────────────────────┐": "a picture",
     "make demo     # four scenes with a real supervisor and real crews; no key, no network; under a minute": (
-        "this is what `make test` runs; that both targets are there is tested below"
+        "`make test` runs this; that both targets are there, and that the demo holds what it claims, is tested below"
     ),
     "crew-supervisor install-units": "tests/systemd/test_units.py",
 }
@@ -210,3 +211,11 @@ def test_make_has_the_targets_of_the_page() -> None:
     assert targets == ["demo", "test"]
     assert "demo/main.py" in done.stdout
     assert "-m pytest" in done.stdout
+
+
+def test_every_claim_of_the_demo_holds() -> None:
+    done = subprocess.run(
+        [sys.executable, "demo/main.py"], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "16 of 16 claims held" in done.stdout
