@@ -198,3 +198,53 @@ async def test_a_start_that_broke_off_is_still_asked_about(rogue: Rogue, misled:
     assert isinstance(result, Failed)
     assert isinstance(result.failure, CancelUnconfirmed)
     assert (result.failure.category, result.failure.retryable) == ("temporary", False)
+
+
+# --- operations about another job ------------------------------------------------------------------------------------
+
+ABOUT = {"run_action_id": "a"}
+
+
+@pytest.mark.parametrize(("operation", "line"), [("status", "GET /jobs/a"), ("events", EVENTS)])
+async def test_a_read_that_is_never_answered_is_left(rogue: Rogue, misled: Client, operation: str, line: str) -> None:
+    rogue.on(line, say_nothing)
+    async with misled.invoke(action(operation=operation, given=ABOUT)) as invocation:
+        await rogue.asked(line)
+        result = await invocation.cancel()
+    assert (said(result), result.uncertain) == (("cancelled", False), False)
+    assert isinstance(result, Cancelled)
+    assert (result.provider_effect, result.completion_unobserved) == ("read_only", True)
+    assert set(rogue.lines()) == {line}
+
+
+async def test_events_that_never_end_are_left(rogue: Rogue, misled: Client) -> None:
+    rogue.on(EVENTS, open_stream(STARTED))
+    async with misled.invoke(action(operation="events", given=ABOUT)) as invocation:
+        async for _ in invocation:
+            break
+        result = await invocation.cancel()
+    assert isinstance(result, Cancelled)
+    assert (result.remote_stop_confirmed, result.stream_detached) == (False, True)
+    assert set(rogue.lines()) == {EVENTS}
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (answer(view("cancelled")), ("completed", view("cancelled"))),
+        (refuse(503, UNAVAILABLE), ("RemoteTemporary", True)),
+        (refuse(404), ("RemoteRejected", False)),
+        (refuse(401), ("AuthenticationFailed", False)),
+        (stream(b"<html>"), ("InvalidStream", True)),
+        (break_off, ("TransportFailed", True)),
+    ],
+)
+async def test_an_explicit_cancel_is_an_action_with_a_result_of_its_own(
+    rogue: Rogue, misled: Client, script: Script, expected: tuple[str, Any]
+) -> None:
+    """Its output is the record, whatever that says; a failure is one of the mapping's."""
+    rogue.on(CANCEL, script)
+    async with misled.invoke(action(operation="cancel", given=ABOUT)) as invocation:
+        result = await invocation.result()
+    assert said(result) == expected
+    assert rogue.lines() == [CANCEL], "sent once"
