@@ -212,6 +212,12 @@ class Page:
         wide: int = self.run("return document.documentElement.scrollWidth")
         return wide - self._width
 
+    def sticking_out(self) -> list[str]:
+        """Parts of the page whose content is wider than they are."""
+        script = """return [...document.querySelectorAll('.views > *, dialog[open]')].filter(
+            part => part.scrollWidth > part.clientWidth).map(part => part.id)"""
+        return list(self.run(script))
+
     def shoot(self, name: str) -> Path:
         """Write a screenshot for people to look at."""
         SHOTS.mkdir(parents=True, exist_ok=True)

@@ -93,12 +93,26 @@ def test_every_view_fits_and_is_in_the_colours_that_are_preferred(
     assert page.faults() == []
 
 
+@pytest.mark.parametrize("width", [360, 500, 641, 800, 960, 1199, 1200, 1280, 1366, 1440, 1600, 1920])
+def test_nothing_sticks_out_of_its_part_at_any_width(page: Page, width: int) -> None:
+    page.resize((width, 900))
+    page.sign_in()
+    for name in ("list", "unpaid", "long"):
+        show(page, VIEWS[name])
+        assert (page.overflow() <= 0, page.sticking_out()) == (True, []), name
+
+
 def test_a_view_that_is_too_wide_is_noticed(page: Page) -> None:
-    """The mutant of the test above."""
+    """The mutant of the tests above."""
     page.resize(PHONE)
     page.sign_in()
     page.run("document.getElementById('main').style.width = '500px'")
     assert page.overflow() > 0
+    page.resize((1280, 900))
+    page.run("document.getElementById('main').style.width = ''")
+    show(page, VIEWS["unpaid"])
+    page.run("document.querySelectorAll('.jobs .id').forEach(cell => { cell.style.minWidth = '400px' })")
+    assert page.sticking_out() == ["jobs"]
 
 
 def test_every_field_has_a_label_and_every_button_a_name(page: Page) -> None:
