@@ -83,6 +83,10 @@ class Page:
         self.chrome.get("about:blank")
         self.chrome.get(f"{self.url}/{where and '#' + where}")
 
+    def leave(self) -> None:
+        """Go elsewhere: from here on the page asks nobody."""
+        self.chrome.get("about:blank")
+
     def sign_in(self, token: str = TOKEN, where: str = "") -> None:
         """Load the page, type the token, and wait until it is let in."""
         self.open(where)

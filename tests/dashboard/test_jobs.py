@@ -129,6 +129,7 @@ def test_a_supervisor_that_is_gone_is_said_to_be_gone(
     server.kill()
     page.wait_text("trouble", "cannot be reached")
     assert page.shown("views")
+    page.leave()
     assert page.faults(besides="ERR_CONNECTION_REFUSED") == []
     page.console.clear()
 
@@ -220,6 +221,7 @@ def test_a_stream_that_breaks_anywhere_is_shown_without_a_gap_or_a_double(
         page.click("earlier")
         assert [event[0] for event in page.events()] == list(range(302))
         assert [asked.line for asked in relay.requests].count(line) == 3
+        page.leave()
         assert page.faults(besides="ERR_INCOMPLETE_CHUNKED_ENCODING") == []
         page.console.clear()
 
@@ -238,6 +240,7 @@ def test_a_stream_goes_on_behind_the_last_event_that_was_seen(
         page.wait_text("timeline-state", "ended")
         assert [event[:2] for event in page.events()] == [(0, "started"), (1, "messages"), (2, "cancelled")]
         assert [asked.headers.get("last-event-id") for asked in relay.requests if asked.line == line] == [None, "1"]
+        page.leave()
         assert page.faults(besides="Failed to load resource: net::ERR_") == []
         page.console.clear()
 
