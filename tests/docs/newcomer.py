@@ -18,6 +18,8 @@ from tests.support.model import Model
 from tests.support.server import ROOT, Server
 
 COMMAND_S = 90.0
+#: The doctor's import of CrewAI, and then the server's own, on a machine that does other things too.
+SERVE_S = 150.0
 SERVE = "crew-supervisor serve"
 #: What the environment of the tests stands for, line by line.
 INSTALLING = {
@@ -95,7 +97,7 @@ class Newcomer:
         self.server = Served(
             self.home, registry="", token=None, environment=environment, prefix=("sh", "-c", script)
         )
-        self.server.start()
+        self.server.start(deadline_s=SERVE_S)
 
     def _shell(self, commands: str) -> str:
         script = f'set -aeu\n. "{self._terminal}"\n{self._here(commands)}\nexport -p > "{self._terminal}"\n'
