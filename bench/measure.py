@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from bench import machine
+
+T = TypeVar("T")
 #: What one run of a step measured: series name to values.
 Values = Mapping[str, Sequence[float]]
 
 
 class Series(NamedTuple):
-    """One row of a figure's table; ``unit`` ms, MB, or ``count`` for what is added up."""
+    """One row of a figure's table. ``unit``: ``count`` for what is added up. ``baseline``: not ours, for comparison."""
 
     name: str
     unit: str
+    baseline: bool = False
 
 
 class Step(NamedTuple):
@@ -28,11 +34,33 @@ class Step(NamedTuple):
     every: int = 1
 
 
+class Unmet(Exception):
+    """A step's conditions are not met on this machine; the text says which, and stands in the table."""
+
+
+class Size(enum.IntEnum):
+    """How large the steps are: the smallest that is one at all, below two minutes, ten minutes, every cell."""
+
+    SMOKE = 0
+    QUICK = 1
+    NORMAL = 2
+    FULL = 3
+
+
 class Scale(NamedTuple):
     """How much is measured."""
 
     rounds: int
-    quick: bool
+    size: Size
+
+    @property
+    def quick(self) -> bool:
+        """Whether it must not take long."""
+        return self.size <= Size.QUICK
+
+    def pick(self, smoke: T, quick: T, normal: T, full: T) -> T:
+        """The one for this size."""
+        return (smoke, quick, normal, full)[self.size]
 
 
 class Figure(Protocol):
@@ -50,7 +78,7 @@ class Figure(Protocol):
     def rounds(self) -> tuple[int, int]: ...
 
     def open(self, directory: Path, scale: Scale) -> AbstractContextManager[Sequence[Step]]:
-        """Start what the steps need, in ``directory``; everything is ended with the context."""
+        """Start what the steps need, in ``directory``; everything is ended with the context. Raises Unmet."""
         ...
 
 
@@ -82,14 +110,34 @@ class Measured(NamedTuple):
         }
 
 
-def measure(figure: Figure, directory: Path, scale: Scale, say: Callable[[str], None]) -> list[Measured]:
+class Found(NamedTuple):
+    """A figure's results. ``unmet``: step to why it could not be measured. Loads are one-minute averages."""
+
+    measured: list[Measured]
+    unmet: dict[str, str]
+    load: tuple[str, str]
+    seconds: float
+
+
+def measure(figure: Figure, directory: Path, scale: Scale, say: Callable[[str], None]) -> Found:
     """Run the figure's steps in interleaved rounds, every other round backwards."""
     found: dict[str, list[list[float]]] = {series.name: [] for series in figure.series}
-    with figure.open(directory, scale) as steps:
-        for number in range(scale.rounds):
-            due = [step for step in steps if number % step.every == 0]
-            for step in due if number % 2 == 0 else reversed(due):
-                say(f"{figure.name}: round {number + 1}/{scale.rounds}, {step.name}")
-                for name, values in step.run().items():
-                    found[name].append(list(values))
-    return [Measured(series, found[series.name]) for series in figure.series]
+    unmet: dict[str, str] = {}
+    began, load = time.monotonic(), machine.load()
+    try:
+        with figure.open(directory, scale) as steps:
+            for number in range(scale.rounds):
+                due = [step for step in steps if number % step.every == 0 and step.name not in unmet]
+                for step in due if number % 2 == 0 else reversed(due):
+                    say(f"{figure.name}: round {number + 1}/{scale.rounds}, {step.name}")
+                    try:
+                        values = step.run()
+                    except Unmet as why:
+                        unmet[step.name] = str(why)
+                        continue
+                    for name, measured in values.items():
+                        found[name].append(list(measured))
+    except Unmet as why:
+        unmet[figure.name] = str(why)
+    measured_series = [Measured(series, found[series.name]) for series in figure.series]
+    return Found(measured_series, unmet, (load, machine.load()), time.monotonic() - began)

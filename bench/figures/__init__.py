@@ -1,9 +1,18 @@
 """The figures, in the order in which they are measured. A new one is a file here and a line below."""
 
+from bench.figures.admission import Admission
 from bench.figures.effects import Effects
+from bench.figures.events import Events
 from bench.figures.memory import Memory
 from bench.figures.start import Start
 from bench.figures.stop import Stop
 from bench.measure import Figure
 
-FIGURES: tuple[Figure, ...] = (Start(), Stop(), Effects(), Memory())
+FIGURES: tuple[Figure, ...] = (
+    Start(),
+    Stop(),
+    Admission(),
+    Events(),
+    Effects(),
+    Memory(),
+)
