@@ -76,6 +76,7 @@ def blocking_factory() -> Any:
 
 CREWS: dict[str, Callable[[], Any]] = {
     "instant": fake_crews.Instant,
+    "flood": fake_crews.Flood,
     "idle": Idle,
     "family": Family,
     "emitter": Emitter,

@@ -113,3 +113,13 @@ def sum_of(figure: str, *series: str) -> Reading:
         return sum(known) if known else None
 
     return reading
+
+
+def more(one: Reading, other: Reading) -> Reading:
+    """By how much the one is above the other, in its unit; below 0 where it is not."""
+
+    def reading(results: Results) -> float | None:
+        first, second = one(results), other(results)
+        return None if first is None or second is None else first - second
+
+    return reading

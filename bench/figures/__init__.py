@@ -3,6 +3,9 @@
 from bench.figures.admission import Admission
 from bench.figures.effects import Effects
 from bench.figures.events import Events
+from bench.figures.footprint import Footprint
+from bench.figures.health import Health
+from bench.figures.jobs import JobsEndToEnd
 from bench.figures.memory import Memory
 from bench.figures.start import Start
 from bench.figures.stop import Stop
@@ -14,5 +17,8 @@ FIGURES: tuple[Figure, ...] = (
     Admission(),
     Events(),
     Effects(),
+    JobsEndToEnd(),
+    Health(),
     Memory(),
+    Footprint(),
 )

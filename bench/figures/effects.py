@@ -43,9 +43,9 @@ class Effects:
                 Series(f"{workers} workers x {threads} threads, claim and settle", "ms"),
             )
         ),
-        Series("bare SQLite, effects", "1/s"),
+        Series("bare SQLite, effects", "1/s", baseline=True),
     )
-    rounds = (3, 8)
+    rounds = (2, 5)
 
     @contextmanager
     def open(self, directory: Path, scale: Scale) -> Iterator[Sequence[Step]]:
@@ -63,18 +63,19 @@ class Effects:
             stack.enter_context(server)
             names = count()
             ours = [
-                Step(f"{workers}x{threads}", partial(_run, server, workers, threads, names))
-                for workers, threads in SHAPES
+                Step(f"{workers}x{threads}", partial(_run, server, workers, threads, scale, names))
+                for workers, threads in SHAPES[: scale.pick(1, 3, 3, 3)]
             ]
             yield [*ours, Step("bare", partial(_bare, directory, names))]
 
 
-def _run(server: Server, workers: int, threads: int, names: Iterator[int]) -> Values:
+def _run(server: Server, workers: int, threads: int, scale: Scale, names: Iterator[int]) -> Values:
     """All workers begin once every one of them stands."""
+    effects = EFFECTS[min(workers * threads, 50)] // scale.pick(20, 2, 1, 1)
     number = next(names)
     gate = server.directory / f"gate-{number}"
     gate.mkdir()
-    given = {"threads": threads, "effects": EFFECTS[min(workers * threads, 50)], "gate": str(gate), "workers": workers}
+    given = {"threads": threads, "effects": effects, "gate": str(gate), "workers": workers}
 
     def start(worker: int) -> Any:
         client: Client = server.client(timeout_s=600)

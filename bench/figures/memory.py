@@ -1,57 +1,108 @@
-"""What an idle supervisor and its template take."""
+"""What a worker takes after it has run a crew, and what the template takes that it shares pages with."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
 
-from bench.measure import Scale, Series, Step, Values
+from bench.measure import Scale, Series, Size, Step, Values
+from bench.watching import memory_mb
 from tests.support import procs
-from tests.support.server import Server
+from tests.support.server import ROOT, Server
 
-MB = 1e6
+KINDS = ("resident", "proportional", "unique")
 
 
 class Memory:
-    """Resident memory of fresh processes that have nothing to do."""
+    """The same real crew, forked from the template and in processes that imported CrewAI for themselves."""
 
     name = "memory"
-    title = "Memory: a fresh supervisor that listens and has run nothing"
+    title = "Memory: a worker after one kickoff of a real crew with two agents"
     notes = (
-        "resident: VmRSS, shared pages of libraries included; private: pages of that process alone",
-        "the template has imported CrewAI and the registry; workers share its pages until they write to them",
+        "resident: shared pages included; proportional (PSS): each shared page divided among those that share it; "
+        "unique (USS): pages of that process alone",
+        "the proportional size depends on how many share: so many workers live at once as one round has values",
+        "cold: launch = spawn, standby = 0. multiprocessing: start method spawn, the same crew",
+        "template: it has imported CrewAI and the registry; workers share its pages until they write to them",
     )
     series = (
-        Series("supervisor, resident", "MB"),
-        Series("supervisor, private", "MB"),
-        Series("template, resident", "MB"),
-        Series("template, private", "MB"),
+        *(Series(f"forked worker, {kind}", "MB") for kind in KINDS),
+        *(Series(f"template, {kind}", "MB") for kind in KINDS),
+        *(Series(f"cold worker, {kind}", "MB", baseline=True) for kind in KINDS),
+        *(Series(f"multiprocessing child, {kind}", "MB", baseline=True) for kind in KINDS),
     )
-    rounds = (2, 5)
+    rounds = (2, 4)
 
     @contextmanager
     def open(self, directory: Path, scale: Scale) -> Iterator[Sequence[Step]]:
-        """Nothing is kept between rounds."""
-        yield [Step("fresh server", lambda: _fresh(directory))]
+        """Two servers with the same registry."""
+        many = scale.pick(1, 4, 8, 16)
+        numbers = count()
+        with ExitStack() as stack:
+            forked = stack.enter_context(_server(directory / "forked", {"launch": "fork"}))
+            steps = [Step("forked", partial(_workers, forked, "forked", many, numbers))]
+            if scale.size is not Size.SMOKE:
+                spawned = {"launch": "spawn", "standby": 0, "launch_timeout_s": 300.0}
+                cold = stack.enter_context(_server(directory / "cold", spawned))
+                # The first launch takes the interpreter that reported the crews.
+                steps.append(Step("cold", partial(_workers, cold, "cold", 1, numbers), every=2))
+            steps.append(Step("multiprocessing", partial(_spawned, directory), every=2))
+            yield steps
 
 
-def _fresh(directory: Path) -> Values:
-    found: dict[str, list[float]] = {}
-    server = Server(
-        directory / "server", registry="bench.registry:CREWS", settings={"template": {"preload": ["crewai"]}}
+def _server(directory: Path, settings: dict[str, object]) -> Server:
+    return Server(
+        directory,
+        registry="bench.registry:CREWS",
+        settings={"grace_s": 0.0, "max_concurrency": 32, "template": {"preload": ["crewai"]}, **settings},
     )
-    with server:
-        server.client().health().expect(200)
-        (template,) = procs.children(server.pid)
-        for name, pid in (("supervisor", server.pid), ("template", template)):
-            memory = _memory_kb(pid)
-            found[f"{name}, resident"] = [memory["Rss"] * 1024 / MB]
-            found[f"{name}, private"] = [(memory["Private_Clean"] + memory["Private_Dirty"]) * 1024 / MB]
+
+
+def _workers(server: Server, how: str, many: int, numbers: Iterator[int]) -> Values:
+    names = [f"kept-{next(numbers)}" for _ in range(many)]
+    client = server.client(timeout_s=300)
+    found: dict[str, list[float]] = {}
+    with ExitStack() as streams:
+        for stream in [streams.enter_context(client.stream(name, "kept")) for name in names]:
+            while stream.next().data.get("content") != "ready":
+                pass
+        for name in names:
+            _add(found, f"{how} worker", client.get(name).expect(200)["worker"]["pid"])
+        if how == "forked":
+            workers = {client.get(name).expect(200)["worker"]["pid"] for name in names}
+            (template,) = set(procs.children(server.pid)) - workers
+            _add(found, "template", template)
+        for name in names:
+            client.cancel(name, "kept").expect(200)
     return found
 
 
-def _memory_kb(pid: int) -> dict[str, int]:
-    """Fields of /proc/PID/smaps_rollup (proc_pid_smaps(5)), kB."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
-    return {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
+def _add(found: dict[str, list[float]], name: str, pid: int) -> None:
+    for kind, value in memory_mb(pid).items():
+        found.setdefault(f"{name}, {kind}", []).append(value)
+
+
+def _spawned(directory: Path) -> Values:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(directory), "CREWAI_STORAGE_DIR": str(directory)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.spawned"],
+        cwd=ROOT,
+        env={**environment, "CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", "CREWAI_TESTING": "true"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    found: dict[str, list[float]] = {}
+    with process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if line.startswith("ready "))
+        _add(found, "multiprocessing child", int(line.split()[1]))
+        process.communicate("")
+    return found

@@ -1,4 +1,4 @@
-"""How long it takes until a crew's own code runs: forked from the template, and beside it from a cold interpreter."""
+"""How long it takes until a crew's own code runs: forked from the template, and beside it from cold interpreters."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.measure import Scale, Series, Step, Values
-from bench.registry import STAMPS
+from bench.measure import Scale, Series, Size, Step, Values
+from bench.pools import KINDS, measure_pool
+from bench.stamps import STAMPS, read_stamps
 from tests.support.client import Client
 from tests.support.server import Server
 
 CREWS = ("fake", "real")
-SIZES = (1, 16)
+SIZES = (1, 4, 16)
 #: Forked starts alone in one step; a cold one takes too long to repeat.
 SINGLES = 5
 COLD = {
@@ -30,7 +31,7 @@ FORKED = {"launch": "fork"}
 
 
 class Start:
-    """Forked and cold starts, alone and 16 at once."""
+    """Forked and cold starts, alone, four and 16 at once."""
 
     name = "start"
     title = (
@@ -39,39 +40,64 @@ class Start:
     notes = (
         "forked: from the template. cold: `python -m worker`, launch = spawn with standby = 0, bytecode compiled",
         "from sent: the clock starts before the client connects; from admitted: at the job's admitted_at",
-        "16 at once: 16 client threads on the same machine; the values are of every single job",
+        "at once: as many client threads on the same machine; the values are of every single job",
         "fake: a factory without CrewAI objects; real: a factory of a crew with two agents, which also runs",
         "cold starts import CrewAI whichever the factory, so they are measured with the fake one",
+        "multiprocessing, futures, pebble: start method spawn, the child imports the same registry; one task a process",
     )
-    series = tuple(
-        Series(f"{how}, {size} at once, {what}", "ms")
-        for how, crews in (("forked", CREWS), ("cold", CREWS[:1]))
-        for size in SIZES
-        for what in (
-            "sent to `started` seen",
-            *(f"{since} to factory, {crew}" for crew in crews for since in ("sent", "admitted")),
-        )
+    series = (
+        *(
+            Series(f"{how}, {size} at once, {what}", "ms", baseline=how == "cold")
+            for how, crews in (("forked", CREWS), ("cold", CREWS[:1]))
+            for size in SIZES
+            for what in (
+                "sent to `started` seen",
+                *(f"{since} to factory, {crew}" for crew in crews for since in ("sent", "admitted")),
+            )
+        ),
+        *(
+            Series(f"{kind}, {size} at once, started to factory", "ms", baseline=True)
+            for kind in KINDS
+            for size in SIZES
+        ),
     )
-    rounds = (3, 8)
+    rounds = (2, 5)
 
     @contextmanager
     def open(self, directory: Path, scale: Scale) -> Iterator[Sequence[Step]]:
         """Two servers with the same registry, one for each way of launching."""
+        smoke = scale.size is Size.SMOKE
+        registry, preload = ("bench.light_registry", []) if smoke else ("bench.registry", ["crewai"])
         with ExitStack() as stack:
-            forked = stack.enter_context(_server(directory / "forked", FORKED))
-            cold = stack.enter_context(_server(directory / "cold", COLD))
+            forked = stack.enter_context(_server(directory / "forked", registry, {**FORKED, "preload": preload}))
+            cold = stack.enter_context(_server(directory / "cold", registry, {**COLD, "preload": preload}))
             # The first spawned launch takes the interpreter that reported the crews: it is not a cold one.
             cold.client().start("warm", "fake").expect(200)
             names = count()
             steps = [
                 Step(f"forked {crew} x{size}", partial(_burst, forked, crew, how="forked", size=size, names=names))
-                for crew in CREWS
-                for size in SIZES
+                for crew in (CREWS[:1] if smoke else CREWS)
+                for size in (SIZES[:2] if smoke else SIZES)
             ]
-            one, many = (partial(_burst, cold, CREWS[0], how="cold", size=size, names=names) for size in SIZES)
-            steps.append(Step("cold x1", one))
-            steps.append(Step("cold x16", many, every=scale.rounds if scale.quick else 4))
+            for size, every in _cold_sizes(scale).items():
+                step = partial(_burst, cold, CREWS[0], how="cold", size=size, names=names)
+                steps.append(Step(f"cold x{size}", step, every))
+                for kind in KINDS:
+                    if size < SIZES[-1] or scale.size is Size.FULL:
+                        step = partial(_pool, kind, size, registry, directory / "stamps")
+                        steps.append(Step(f"{kind} x{size}", step, every))
             yield steps
+
+
+def _cold_sizes(scale: Scale) -> dict[int, int]:
+    """Sizes to every how many rounds; a cold start takes seconds, 16 at once take half a minute."""
+    once = scale.rounds
+    return scale.pick({1: once}, {1: once}, {1: 2, 4: once, 16: once}, {1: 1, 4: 2, 16: once})
+
+
+def _pool(kind: str, size: int, registry: str, stamps: Path) -> Values:
+    found = measure_pool(kind, size, registry=registry, stamps=stamps)
+    return {f"{kind}, {size} at once, started to factory": found}
 
 
 class _Sent(NamedTuple):
@@ -82,11 +108,13 @@ class _Sent(NamedTuple):
     seen_ns: int
 
 
-def _server(directory: Path, settings: Mapping[str, object]) -> Server:
+def _server(directory: Path, registry: str, settings: Mapping[str, object]) -> Server:
+    preload = settings["preload"]
+    others = {name: value for name, value in settings.items() if name != "preload"}
     return Server(
         directory,
-        registry="bench.registry:CREWS",
-        settings={"max_concurrency": 32, "template": {"preload": ["crewai"]}, **settings},
+        registry=f"{registry}:CREWS",
+        settings={"max_concurrency": 32, "template": {"preload": preload}, **others},
         environment={STAMPS: str(directory / "stamps")},
     )
 
@@ -96,7 +124,7 @@ def _burst(server: Server, crew: str, *, how: str, size: int, names: Iterator[in
     found: dict[str, list[float]] = {}
     for _ in range(SINGLES if (how, size) == ("forked", 1) else 1):
         sent = _start_together(server, crew, size, names)
-        stamps = _stamps(server.directory / "stamps")
+        stamps = read_stamps(server.directory / "stamps")
         for job in sent:
             view = server.client().get(job.action_id).expect(200)
             called_ns = stamps[view["stop"]["worker"]["pid"]]
@@ -131,11 +159,6 @@ def _start_together(server: Server, crew: str, size: int, names: Iterator[int]) 
     if len(found) != size:
         raise RuntimeError(f"{size - len(found)} of {size} starts broke")
     return found
-
-
-def _stamps(path: Path) -> dict[int, int]:
-    """Pid of the worker to the moment of its factory's first line, monotonic ns."""
-    return {int(pid): int(at) for pid, at in (line.split() for line in path.read_text(encoding="ascii").splitlines())}
 
 
 def _monotonic_ns(unix_s: float) -> float:
