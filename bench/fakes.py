@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.crews import fake_crews
-
-#: A process that ignores what asks it politely; every other one leaves its session.
-CHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
 
 
 class Idle:
@@ -25,21 +22,31 @@ class Idle:
 
 
 class Family:
-    """Starts ``inputs.descendants`` processes, streams ``ready`` with their pids, then sleeps."""
+    """Forks ``inputs.descendants`` processes, streams ``ready`` with their pids, then sleeps."""
 
     def kickoff(self, inputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Half of them lead sessions of their own."""
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", CHILD], stdout=subprocess.PIPE, start_new_session=number % 2 == 0
-            )
-            for number in range(inputs["descendants"])
-        ]
-        for child in children:
-            assert child.stdout is not None
-            child.stdout.readline()
-        yield {"content": "ready", "pids": [child.pid for child in children]}
+        reading, writing = os.pipe()
+        pids = []
+        for number in range(inputs["descendants"]):
+            pid = os.fork()
+            if pid == 0:
+                _sleep_on(writing, leads_session=number % 2 == 0)
+            pids.append(pid)
+        ready = 0
+        while ready < len(pids):
+            ready += len(os.read(reading, len(pids)))
+        yield {"content": "ready", "pids": pids}
         time.sleep(600)
+
+
+def _sleep_on(writing: int, *, leads_session: bool) -> NoReturn:
+    if leads_session:
+        os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.write(writing, b".")
+    time.sleep(600)
+    os._exit(0)
 
 
 class Emitter:

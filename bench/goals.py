@@ -108,7 +108,12 @@ TARGETS: tuple[Target, ...] = (
             read("footprint", "0 retained, one JSON file, resident"),
         ),
     ),
-    Target("supervisor, growth after the first 1,000 jobs", 5, "MB", read("jobs", "growth after the first 1,000 jobs")),
+    Target(
+        "supervisor, growth after the first 1,000 jobs",
+        5,
+        "MB",
+        read("jobs", "growth after the first 1,000 jobs", "last"),
+    ),
     Target(
         "worker after one kickoff, unique",
         30,

@@ -144,18 +144,22 @@ async def _connect(order: dict[str, Any]) -> Caller:
 
 
 async def probe(order: dict[str, Any]) -> Any:
-    """GET ``path`` ``count`` times, at most one every ``period_s``."""
+    """GET ``path`` ``count`` times, one every ``period_s``; a question that is asked late has waited since its time."""
     request = (_head("GET", order["path"], order) + "\r\n").encode("ascii")
     caller = await _connect(order)
     latencies: list[float] = []
-    for _ in range(order["count"]):
-        sent = time.perf_counter()
+    began, waited = time.perf_counter(), False
+    for number in range(order["count"]):
+        due = began + number * order["period_s"]
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        # Whoever wakes up late by itself blames nobody; whoever had to wait for the last answer does.
+        asked = due if waited else time.perf_counter()
         status, body = await caller.send(request)
-        spent = time.perf_counter() - sent
+        answered = time.perf_counter()
+        waited = answered > due + order["period_s"]
         if status not in order.get("statuses", [200]):
             raise RuntimeError(f"status {status}: {body[:300]!r}")
-        latencies.append(spent * 1000)
-        await asyncio.sleep(max(0.0, order["period_s"] - spent))
+        latencies.append((answered - asked) * 1000)
     caller.close()
     return {"latencies_ms": latencies}
 

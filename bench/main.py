@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -24,6 +25,9 @@ from bench.measure import Figure, Scale, Size, measure
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
+#: No round of a figure begins after these seconds, so that all stays below ten minutes, or two, on a busy machine.
+BUDGET_S = {Size.QUICK: 7.0, Size.NORMAL: 45.0}
+BUDGETS_S = {Size.NORMAL: {"jobs": 110.0, "admission": 110.0}}
 OURS = ("protocol", "supervisor", "worker", "bench", "tests")
 
 
@@ -90,7 +94,8 @@ def _options() -> argparse.Namespace:
 def _scale(figure: Figure, options: argparse.Namespace) -> Scale:
     size = options.size
     rounds = 1 if size is Size.SMOKE else figure.rounds[0 if size is Size.QUICK else 1]
-    return Scale(rounds=options.rounds or rounds, size=size)
+    budget_s = BUDGETS_S.get(size, {}).get(figure.name, BUDGET_S.get(size, math.inf))
+    return Scale(rounds=options.rounds or rounds, size=size, budget_s=budget_s)
 
 
 def _compile_bytecode() -> None:

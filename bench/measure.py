@@ -48,10 +48,11 @@ class Size(enum.IntEnum):
 
 
 class Scale(NamedTuple):
-    """How much is measured."""
+    """How much is measured. After ``budget_s`` no further round begins."""
 
     rounds: int
     size: Size
+    budget_s: float = math.inf
 
     @property
     def quick(self) -> bool:
@@ -107,26 +108,33 @@ class Measured(NamedTuple):
             "max": values[-1],
             "round_medians": [min(medians), max(medians)],
             "sum": sum(values),
+            "last": self.values[-1],
         }
 
 
 class Found(NamedTuple):
-    """A figure's results. ``unmet``: step to why it could not be measured. Loads are one-minute averages."""
+    """A figure's results. ``unmet``: step to why it could not be measured. Loads are one-minute averages.
+
+    ``rounds``: how many there were, and how many there should have been.
+    """
 
     measured: list[Measured]
     unmet: dict[str, str]
     load: tuple[str, str]
     seconds: float
+    rounds: tuple[int, int]
 
 
 def measure(figure: Figure, directory: Path, scale: Scale, say: Callable[[str], None]) -> Found:
     """Run the figure's steps in interleaved rounds, every other round backwards."""
     found: dict[str, list[list[float]]] = {series.name: [] for series in figure.series}
     unmet: dict[str, str] = {}
-    began, load = time.monotonic(), machine.load()
+    began, load, done = time.monotonic(), machine.load(), 0
     try:
         with figure.open(directory, scale) as steps:
             for number in range(scale.rounds):
+                if number and time.monotonic() - began > scale.budget_s:
+                    break
                 due = [step for step in steps if number % step.every == 0 and step.name not in unmet]
                 for step in due if number % 2 == 0 else reversed(due):
                     say(f"{figure.name}: round {number + 1}/{scale.rounds}, {step.name}")
@@ -137,7 +145,9 @@ def measure(figure: Figure, directory: Path, scale: Scale, say: Callable[[str], 
                         continue
                     for name, measured in values.items():
                         found[name].append(list(measured))
+                done += 1
     except Unmet as why:
         unmet[figure.name] = str(why)
     measured_series = [Measured(series, found[series.name]) for series in figure.series]
-    return Found(measured_series, unmet, (load, machine.load()), time.monotonic() - began)
+    spent = time.monotonic() - began
+    return Found(measured_series, unmet, (load, machine.load()), spent, (done, scale.rounds))

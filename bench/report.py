@@ -23,7 +23,9 @@ def print_figure(figure: Figure, found: Found) -> None:
         print(f"  ! {step}: not measured here, {why}")
     for note in figure.notes:
         print(f"  - {note}")
-    print(f"  {found.seconds:.0f} s, load {found.load[0]} .. {found.load[1]}", flush=True)
+    done, wanted = found.rounds
+    cut = f" of {wanted} (its time was over)" if done < wanted else ""
+    print(f"  {done} rounds{cut}, {found.seconds:.0f} s, load {found.load[0]} .. {found.load[1]}", flush=True)
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
@@ -88,6 +90,7 @@ def as_document(figure: Figure, found: Found) -> dict[str, Any]:
         "notes": list(figure.notes),
         "seconds": round(found.seconds, 1),
         "load": list(found.load),
+        "rounds": list(found.rounds),
         "unmet": found.unmet,
         "series": {
             item.series.name: {

@@ -32,8 +32,8 @@ class JobsEndToEnd:
     title = f"Jobs end to end: {CLIENTS} clients that wait for the output, {SLOTS} slots, a fake that returns at once"
     notes = (
         "processor time: of the supervisor process alone",
-        f"growth: resident memory of the supervisor after all jobs here, less that after the first {FIRST_JOBS:,}",
-        "on disk: the journal with its log, and what is kept of captured output, after all jobs, over their number",
+        f"growth: resident memory of the supervisor after each further round, less that after {FIRST_JOBS:,} jobs",
+        "on disk: the journal with its log, and what is kept of captured output, over the number of jobs so far",
         f"fresh interpreter: {SLOTS} threads that run the same fake in `python -c`, nothing recorded, nothing proved",
         "bare fork: fork, _exit and waitpid of this process, one at a time",
     )
@@ -65,14 +65,13 @@ class _Load:
     def __init__(self, server: Server, scale: Scale) -> None:
         self._server = server
         self._jobs = scale.pick(30, 200, 1000, 1000)
-        self._rounds = scale.rounds
         self._numbers = count(1)
         self._done = 0
         self._first_mb = 0.0
         self._before_bytes = _disk_bytes(server)
 
     def run(self) -> Values:
-        """One round; the last one says what is left of all."""
+        """One round; what is left is said of all jobs so far."""
         server, number = self._server, next(self._numbers)
         before_s = processor_s(server.pid)
         order = {**address(server), "count": self._jobs, "clients": CLIENTS, "crew": "instant"}
@@ -87,10 +86,9 @@ class _Load:
         }
         if self._done >= FIRST_JOBS and not self._first_mb:
             self._first_mb = resident_mb
-        elif self._first_mb and number == self._rounds:
+        elif self._first_mb:
             values[f"growth after the first {FIRST_JOBS:,} jobs"] = [resident_mb - self._first_mb]
-        if number == self._rounds:
-            values["on disk each"] = [(_disk_bytes(server) - self._before_bytes) / self._done / 1000]
+        values["on disk each"] = [(_disk_bytes(server) - self._before_bytes) / self._done / 1000]
         return values
 
 

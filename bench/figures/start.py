@@ -20,7 +20,7 @@ from tests.support.server import Server
 CREWS = ("fake", "real")
 SIZES = (1, 4, 16)
 #: Forked starts alone in one step; a cold one takes too long to repeat.
-SINGLES = 5
+SINGLES = 4
 COLD = {
     "launch": "spawn",
     "standby": 0,

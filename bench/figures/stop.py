@@ -96,7 +96,7 @@ class Stop:
             )
         ),
     )
-    rounds = (3, 8)
+    rounds = (2, 8)
 
     @contextmanager
     def open(self, directory: Path, scale: Scale) -> Iterator[Sequence[Step]]:
@@ -125,7 +125,7 @@ class Stop:
                 for name, scene in SCENES.items():
                     if smoke and scene.crew == "blocking":
                         continue
-                    times = scale.pick(1, 3, 5, 10) if scene.jobs == 1 else 1
+                    times = scale.pick(1, 2, 4, 10) if scene.jobs == 1 else 1
                     step = partial(_stop, server, method, name, times, numbers)
                     steps.append(Step(f"{method}: {name}", step))
             steps.append(Step("kill the pid", partial(_kill_plain, "kill the pid", os.kill)))
