@@ -42,6 +42,9 @@ def _float(text: str) -> float:
     return value
 
 
+#: ``json.dumps`` with arguments makes a new encoder for every call, which takes longer than most documents do.
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
 
 
@@ -117,12 +120,12 @@ def _surrogate_path(value: Any, path: str) -> str | None:
 
 def canonical_bytes(value: Any) -> bytes:
     """ASCII canonical form: keys sorted by code point, no spaces, ``\\uXXXX`` escapes, floats as ``repr``."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
+    return _CANONICAL.encode(value).encode("ascii")
 
 
 def compact(value: Any) -> bytes:
     """ASCII JSON without spaces, keys in insertion order: the form of event data."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return _COMPACT.encode(value).encode("ascii")
 
 
 def check_object(data: bytes) -> None:

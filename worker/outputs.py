@@ -20,6 +20,10 @@ MESSAGES_SHARE = 4
 CUT_TEXT = 1024
 
 
+#: ``json.dumps`` with arguments makes a new one for every call.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
 class TooLarge(Exception):
     """A document is above its bound; the rest of it was not even looked at."""
 
@@ -38,6 +42,9 @@ class Sanitizer:
 
     def clean(self, value: Any, depth: int = 0) -> Any:
         """A copy of ``value`` of None, bool, int, float, str, list and dict only. Raises TooLarge."""
+        # What chunks mostly are, asked for by exact type: a subclass may be an enumeration or look like anything.
+        if type(value) is str:
+            return self._spend(value if value.isascii() else _text(value), len(value))
         if value is None or isinstance(value, bool):
             return self._spend(value, 1)
         if isinstance(value, enum.Enum):
@@ -71,7 +78,7 @@ class Sanitizer:
 
     def _container(self, value: Any, depth: int) -> Any:
         plain = _plain(value)
-        if isinstance(plain, Mapping):
+        if type(plain) is dict or isinstance(plain, Mapping):
             return {self.clean(_key(key), depth + 1): self.clean(item, depth + 1) for key, item in plain.items()}
         if isinstance(plain, list | tuple | set | frozenset):
             return [self.clean(item, depth + 1) for item in plain]
@@ -81,7 +88,7 @@ class Sanitizer:
 
 def _plain(value: Any) -> Any:
     """One step from a foreign object towards a mapping, an array or a text."""
-    if isinstance(value, Mapping | list | tuple | set | frozenset):
+    if type(value) is dict or isinstance(value, Mapping | list | tuple | set | frozenset):
         return value
     if (dumped := dump(value)) is not None:
         return dumped
@@ -117,6 +124,8 @@ def text_of(value: object) -> str:
 
 
 def _key(key: Any) -> str:
+    if type(key) is str:
+        return key
     if isinstance(key, enum.Enum):
         key = key.value
     return key if isinstance(key, str) else text_of(key)
@@ -142,7 +151,7 @@ def _integer(value: int) -> tuple[int | str, int]:
 
 def encode(document: Any, limit_bytes: int) -> bytes:
     """Compact ASCII JSON of a sanitised ``document``, in insertion order. Raises TooLarge."""
-    data = json.dumps(document, separators=(",", ":"), allow_nan=False).encode("ascii")
+    data = _ENCODER.encode(document).encode("ascii")
     if len(data) > limit_bytes:
         raise TooLarge(f"the document has {len(data)} bytes, above its bound of {limit_bytes}")
     return data
