@@ -70,8 +70,8 @@ class Emitter:
 
 def _wait_until(at_ns: int) -> None:
     left_ns = at_ns - time.monotonic_ns()
-    # A sleep below a quarter of a millisecond takes longer than that; what is late is emitted at once.
-    if left_ns > 250_000:
+    # What is due within the next millisecond is emitted at once: a sleep for each costs more than its event.
+    if left_ns > 1_000_000:
         time.sleep(left_ns / 1e9)
 
 
