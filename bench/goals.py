@@ -94,6 +94,7 @@ TARGETS: tuple[Target, ...] = (
             10,
             "ms",
             read("events", f"{workers} workers at half rate, visible", "p99"),
+            read("events", "bare fsync of 8 kB", "p99"),
         )
         for workers in (1, 8)
     ),

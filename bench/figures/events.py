@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 import time
@@ -41,6 +42,7 @@ class Events:
         "visible: from a chunk's own stamp in the worker until a reader in another process has it, one reader each, "
         f"emitted at {HALF_RATE_PER_S[1]:,} events/s by one worker and {HALF_RATE_PER_S[8]:,} by eight together",
         f"readers, visible: emitted at {FAN_OUT_PER_S} events/s; readers, delivered: emitted as fast as they are taken",
+        "bare fsync: what a commit takes at least on this disk; an event waits for the one under way and then its own",
         "bare SQLite: the same rows, WAL, synchronous=FULL, one thread, 256 or one in a transaction",
         "bare sockets: a process that only writes the same bytes, 256 events at once, to as many readers",
     )
@@ -52,6 +54,7 @@ class Events:
         *(Series(f"{readers} readers, delivered", "1/s") for readers in READERS),
         Series("bare SQLite, 256 in a transaction, durable", "1/s", baseline=True),
         Series("bare SQLite, one in a transaction, durable", "1/s", baseline=True),
+        Series("bare fsync of 8 kB", "ms", baseline=True),
         *(Series(f"bare sockets, {readers} readers, delivered", "1/s", baseline=True) for readers in READERS),
     )
     rounds = (2, 4)
@@ -62,7 +65,10 @@ class Events:
         with ExitStack() as stack:
             server = stack.enter_context(fake_server(directory / "server", {"max_concurrency": 16}))
             numbers = count()
-            steps = [Step("bare SQLite", partial(_bare, directory, scale, numbers))]
+            steps = [
+                Step("bare SQLite", partial(_bare, directory, scale, numbers)),
+                Step("bare fsync", partial(_fsyncs, directory / "synced", scale.pick(5, 50, 100, 200))),
+            ]
             for workers in WORKERS:
                 steps.append(Step(f"{workers} workers", partial(_durable, server, workers, scale, numbers)))
                 steps.append(Step(f"{workers} at half rate", partial(_visible, server, workers, scale, numbers)))
@@ -180,6 +186,23 @@ def _bare(directory: Path, scale: Scale, numbers: Iterator[int]) -> Values:
                 database.execute("COMMIT")
             found[f"bare SQLite, {name} in a transaction, durable"] = [events / (time.monotonic() - began)]
     return found
+
+
+def _fsyncs(path: Path, times: int) -> Values:
+    """Overwriting a file that has its size, as a log does that was cut: what the disk takes for one commit."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    spent: list[float] = []
+    try:
+        os.write(file, b"\0" * 8192 * 64)
+        os.fsync(file)
+        for number in range(times):
+            os.pwrite(file, os.urandom(8192), number % 64 * 8192)
+            began = time.perf_counter()
+            os.fsync(file)
+            spent.append((time.perf_counter() - began) * 1000)
+    finally:
+        os.close(file)
+    return {"bare fsync of 8 kB": spent}
 
 
 def _bare_sockets(readers: int, scale: Scale) -> Values:
