@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import importlib
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol import frames
+from worker import guard
 from worker.guarding import policies
 from worker.guarding.policies import EffectPolicyError, Guarding
 
@@ -74,6 +76,10 @@ def load(spec: str, preload: Sequence[str]) -> Mapping[str, object]:
     for crew_id in value:
         if not isinstance(crew_id, str) or not crew_id.strip():
             raise RegistryInvalid(f"registry {spec!r} has the id {crew_id!r}; ids are non-blank strings")
+    # It imports what CrewAI itself imports late: here once, in a forked worker for every job. What cannot be guarded
+    # is said of the crew that has something to guard.
+    with contextlib.suppress(EffectPolicyError):
+        guard.install_if_loaded()
     return value
 
 
