@@ -6,4 +6,4 @@ from bench import fakes
 from bench.stamps import stamped
 from tests.crews import fake_crews
 
-CREWS = {**fakes.CREWS, "fake": stamped(fake_crews.Instant)}
+CREWS = {**fakes.CREWS, "fake": stamped(fake_crews.Instant), "kept": fakes.Idle}

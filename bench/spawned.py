@@ -1,17 +1,16 @@
-"""Baseline of the memory: a child of multiprocessing that kicks the crew off and stays until our stdin ends."""
+"""Baseline of the memory: a child of multiprocessing that kicks a crew off and stays until our stdin ends."""
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import sys
 from multiprocessing.synchronize import Event
 
 
-def keep(ready: Event, end: Event) -> None:
+def keep(registry: str, ready: Event, end: Event) -> None:
     """The child."""
-    from bench.registry import CREWS
-
-    next(CREWS["kept"]().kickoff({}))
+    next(importlib.import_module(registry).CREWS["kept"]().kickoff({}))
     ready.set()
     end.wait()
 
@@ -20,7 +19,7 @@ def main() -> None:
     """Say ``ready`` and the child's pid."""
     context = multiprocessing.get_context("spawn")
     ready, end = context.Event(), context.Event()
-    child = context.Process(target=keep, args=(ready, end))
+    child = context.Process(target=keep, args=(sys.argv[1], ready, end))
     child.start()
     ready.wait()
     print(f"ready {child.pid}", flush=True)

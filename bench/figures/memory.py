@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,6 +18,8 @@ from tests.support import procs
 from tests.support.server import ROOT, Server
 
 KINDS = ("resident", "proportional", "unique")
+#: How long a template is left alone before the first fork, by size.
+SETTLE_S = (0.0, 3.0, 5.0, 5.0)
 
 
 class Memory:
@@ -43,24 +46,27 @@ class Memory:
     def open(self, directory: Path, scale: Scale) -> Iterator[Sequence[Step]]:
         """Two servers with the same registry."""
         many = scale.pick(1, 4, 8, 16)
+        registry = "bench.light_registry" if scale.size is Size.SMOKE else "bench.registry"
         numbers = count()
         with ExitStack() as stack:
-            forked = stack.enter_context(_server(directory / "forked", {"launch": "fork"}))
+            forked = stack.enter_context(_server(directory / "forked", registry, {"launch": "fork"}))
+            # Its heap is moved into huge pages while it is idle, which takes away what workers share meanwhile.
+            time.sleep(scale.pick(*SETTLE_S))
             steps = [Step("forked", partial(_workers, forked, "forked", many, numbers))]
             if scale.size is not Size.SMOKE:
                 spawned = {"launch": "spawn", "standby": 0, "launch_timeout_s": 300.0}
-                cold = stack.enter_context(_server(directory / "cold", spawned))
+                cold = stack.enter_context(_server(directory / "cold", registry, spawned))
                 # The first launch takes the interpreter that reported the crews.
                 steps.append(Step("cold", partial(_workers, cold, "cold", 1, numbers), every=2))
-            steps.append(Step("multiprocessing", partial(_spawned, directory), every=2))
+            steps.append(Step("multiprocessing", partial(_spawned, directory, registry), every=2))
             yield steps
 
 
-def _server(directory: Path, settings: dict[str, object]) -> Server:
+def _server(directory: Path, registry: str, settings: dict[str, object]) -> Server:
     return Server(
         directory,
-        registry="bench.registry:CREWS",
-        settings={"grace_s": 0.0, "max_concurrency": 32, "template": {"preload": ["crewai"]}, **settings},
+        registry=f"{registry}:CREWS",
+        settings={"grace_s": 0.0, "max_concurrency": 32, "template": {"preload": []}, **settings},
     )
 
 
@@ -88,10 +94,10 @@ def _add(found: dict[str, list[float]], name: str, pid: int) -> None:
         found.setdefault(f"{name}, {kind}", []).append(value)
 
 
-def _spawned(directory: Path) -> Values:
+def _spawned(directory: Path, registry: str) -> Values:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(directory), "CREWAI_STORAGE_DIR": str(directory)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench.spawned"],
+        [sys.executable, "-m", "bench.spawned", registry],
         cwd=ROOT,
         env={**environment, "CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", "CREWAI_TESTING": "true"},
         stdin=subprocess.PIPE,

@@ -21,8 +21,11 @@ from bench.figures import FIGURES
 from bench.goals import TARGETS
 from bench.measure import Measured, Scale, Series, Size, Step, Unmet, measure
 
+#: All of it takes half a minute on two idle processors.
+pytestmark = pytest.mark.timeout(400)
+
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 110
+DEADLINE_S = 350
 
 
 @pytest.fixture(scope="module")
