@@ -110,10 +110,10 @@ TARGETS: tuple[Target, ...] = (
         ),
     ),
     Target(
-        "supervisor, growth after the first 1,000 jobs",
+        "supervisor, growth from 1,000 to 10,000 jobs",
         5,
         "MB",
-        read("jobs", "growth after the first 1,000 jobs", "last"),
+        read("jobs", "growth from 1,000 to 10,000 jobs", "last"),
     ),
     Target(
         "worker after one kickoff, unique",

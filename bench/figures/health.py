@@ -18,14 +18,14 @@ from bench.watching import address, fake_server
 from tests.support.server import ROOT, TOKEN, Server
 
 #: Between two questions, seconds.
-PERIOD_S = 0.005
+PERIOD_S = 0.01
 
 
 class Health:
     """GET /health at a fixed pace by another process."""
 
     name = "health"
-    title = "Health: GET /health every 5 ms on one connection"
+    title = "Health: GET /health every 10 ms, whether the ones before were answered or not"
     notes = (
         "idle: nothing else is asked of the server; a factory blocks: for 3 s, in its worker; "
         "a worker floods: chunks as fast as they are taken, nobody reads",
@@ -57,7 +57,7 @@ class Health:
 
 def _probe(scale: Scale, **order: Any) -> list[float]:
     found: list[float] = send_load(
-        "probe", path="/health", count=scale.pick(20, 150, 300, 600), period_s=PERIOD_S, **order
+        "probe", path="/health", count=scale.pick(20, 100, 250, 500), period_s=PERIOD_S, **order
     )["latencies_ms"]
     return found
 

@@ -21,6 +21,9 @@ CLIENTS = 16
 SLOTS = 8
 #: Growth is measured from here on.
 FIRST_JOBS = 1000
+#: And up to here; with fewer jobs nothing is said of it.
+ALL_JOBS = 10_000
+GROWTH = f"growth from {FIRST_JOBS:,} to {ALL_JOBS:,} jobs"
 #: What a fake costs in a process of its own.
 PLAIN = "from bench.fakes import CREWS; CREWS['instant']().kickoff({})"
 
@@ -32,7 +35,7 @@ class JobsEndToEnd:
     title = f"Jobs end to end: {CLIENTS} clients that wait for the output, {SLOTS} slots, a fake that returns at once"
     notes = (
         "processor time: of the supervisor process alone",
-        f"growth: resident memory of the supervisor after each further round, less that after {FIRST_JOBS:,} jobs",
+        f"growth: resident memory of the supervisor after {ALL_JOBS:,} jobs, less that after {FIRST_JOBS:,}",
         "on disk: the journal with its log, and what is kept of captured output, over the number of jobs so far",
         f"fresh interpreter: {SLOTS} threads that run the same fake in `python -c`, nothing recorded, nothing proved",
         "bare fork: fork, _exit and waitpid of this process, one at a time",
@@ -42,7 +45,7 @@ class JobsEndToEnd:
         Series("latency", "ms"),
         Series("processor time each", "ms"),
         Series("resident after a round", "MB"),
-        Series(f"growth after the first {FIRST_JOBS:,} jobs", "MB"),
+        Series(GROWTH, "MB"),
         Series("on disk each", "kB"),
         Series("fresh interpreter, jobs", "1/s", baseline=True),
         Series("bare fork, jobs", "1/s", baseline=True),
@@ -56,7 +59,7 @@ class JobsEndToEnd:
             load = _Load(server, scale)
             yield [
                 Step("jobs", load.run),
-                Step("fresh interpreter", lambda: _interpreters(scale)),
+                Step("fresh interpreter", lambda: _interpreters(scale), every=3),
                 Step("bare fork", lambda: _forks(scale)),
             ]
 
@@ -86,8 +89,8 @@ class _Load:
         }
         if self._done >= FIRST_JOBS and not self._first_mb:
             self._first_mb = resident_mb
-        elif self._first_mb:
-            values[f"growth after the first {FIRST_JOBS:,} jobs"] = [resident_mb - self._first_mb]
+        elif self._first_mb and self._done >= ALL_JOBS:
+            values[GROWTH] = [resident_mb - self._first_mb]
         values["on disk each"] = [(_disk_bytes(server) - self._before_bytes) / self._done / 1000]
         return values
 
@@ -103,7 +106,7 @@ def _disk_bytes(server: Server) -> int:
 
 
 def _interpreters(scale: Scale) -> Values:
-    jobs = scale.pick(4, 40, 80, 160)
+    jobs = scale.pick(4, 24, 40, 160)
 
     def run(_: int) -> None:
         subprocess.run([sys.executable, "-c", PLAIN], cwd=ROOT, check=True, stdin=subprocess.DEVNULL)
