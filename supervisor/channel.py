@@ -15,8 +15,9 @@ from protocol.errors import ProtocolViolation
 
 T = TypeVar("T")
 READ_BYTES = 65_536
-#: Reads taken in one turn of the event loop, so that one flooding worker cannot hold it.
-READS_PER_TURN = 4
+#: Reads taken in one turn of the event loop, so that one flooding worker cannot hold it: what the worker sends while
+#: one is taken is left to the next turn. More of them cost the others their time and bring no more events.
+READS_PER_TURN = 1
 #: A socket buffer never holds more than this many reads; a dead peer's pipe is empty before.
 READS_PER_DRAIN = 512
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import Scale, Series, Step, Values
+from bench.watching import processor_s
 from tests.support.client import Client
 from tests.support.server import Server
 
@@ -30,6 +31,7 @@ class Effects:
     title = "Effects: claim, then settle, each answered after its commit"
     notes = (
         "a client claims a key of its own and settles it with a receipt of 100 bytes, again and again",
+        "processor time: of the supervisor process, with the starts and ends of the workers",
         "bare: a connection of its own in the same directory, WAL, synchronous=FULL, two transactions an effect: "
         "insert of such a row and update with the receipt",
         "target: at least 2,000 effects/s at 50 clients, p50 at most 2 ms for one",
@@ -39,6 +41,7 @@ class Effects:
             series
             for workers, threads in SHAPES
             for series in (
+                Series(f"{workers} workers x {threads} threads, processor time each", "us"),
                 Series(f"{workers} workers x {threads} threads, effects", "1/s"),
                 Series(f"{workers} workers x {threads} threads, claim and settle", "ms"),
             )
@@ -81,12 +84,17 @@ def _run(server: Server, workers: int, threads: int, scale: Scale, names: Iterat
         client: Client = server.client(timeout_s=600)
         return client.start(f"effects-{number}-{worker}", "claims", input=given).expect(200)
 
+    before_s = processor_s(server.pid)
     with ThreadPoolExecutor(workers) as pool:
         outputs = list(pool.map(start, range(workers)))
     began, ended = min(output["began_ns"] for output in outputs), max(output["ended_ns"] for output in outputs)
     waits = [wait for output in outputs for wait in output["waits_ms"]]
     what = f"{workers} workers x {threads} threads"
-    return {f"{what}, effects": [len(waits) / (ended - began) * 1e9], f"{what}, claim and settle": waits}
+    return {
+        f"{what}, effects": [len(waits) / (ended - began) * 1e9],
+        f"{what}, claim and settle": waits,
+        f"{what}, processor time each": [(processor_s(server.pid) - before_s) / len(waits) * 1e6],
+    }
 
 
 def _bare(directory: Path, names: Iterator[int]) -> Values:
