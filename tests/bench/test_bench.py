@@ -26,6 +26,19 @@ pytestmark = pytest.mark.timeout(400)
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 350
+#: Targets that need CrewAI, a large journal or many jobs: the smallest size has none of them.
+NOT_MEASURED = {
+    "admission to factory, p50",
+    "admission to factory, p99",
+    "admission to factory, 16 at once, p99",
+    "cancel to proof, blocked in a thread, p50",
+    "cancel to proof, blocked in a thread, p99",
+    "admissions, fewer with 1,000,000 retained than with none",
+    "processor time of an admission, more with 1,000,000 retained",
+    "supervisor, more with 100,000 retained",
+    "supervisor, growth from 1,000 to 10,000 jobs",
+    "effects, 50 clients",
+}
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +96,7 @@ def test_the_table_of_targets_reads_what_the_figures_say(document: dict[str, Any
     assert [row["what"] for row in document["targets"]] == [target.what for target in TARGETS]
     results = {name: figure["series"] for name, figure in document["figures"].items()}
     assert [row["value"] for row in document["targets"]] == [target.value(results) for target in TARGETS]
-    measured = [row for row in document["targets"] if row["value"] is not None]
-    assert len(measured) > len(TARGETS) / 2
+    assert {row["what"] for row in document["targets"] if row["value"] is None} == NOT_MEASURED
 
 
 def test_every_target_reads_a_series_that_its_figure_has() -> None:
