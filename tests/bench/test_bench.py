@@ -146,7 +146,7 @@ class _Counted:
     name = "counted"
     title = "Counted"
     notes = ()
-    series = (Series("a", "ms"), Series("b", "ms", baseline=True))
+    series = (Series("a", "ms"), Series("b", "ms"), Series("c", "ms", baseline=True))
     rounds = (1, 1)
 
     def __init__(self) -> None:
@@ -155,17 +155,18 @@ class _Counted:
     def open(self, directory: Path, scale: Scale) -> Any:
         @contextmanager
         def opened() -> Iterator[list[Step]]:
-            yield [Step("a", self._a), Step("b", self._b, every=2), Step("not here", self._unmet)]
+            yield [
+                Step("a", lambda: self._note("a")),
+                Step("b", lambda: self._note("b")),
+                Step("c", lambda: self._note("c"), every=2),
+                Step("not here", self._unmet),
+            ]
 
         return opened()
 
-    def _a(self) -> dict[str, list[float]]:
-        self.ran.append("a")
-        return {"a": [float(len(self.ran))]}
-
-    def _b(self) -> dict[str, list[float]]:
-        self.ran.append("b")
-        return {"b": [1.0]}
+    def _note(self, name: str) -> dict[str, list[float]]:
+        self.ran.append(name)
+        return {name: [float(len(self.ran))]}
 
     def _unmet(self) -> dict[str, list[float]]:
         self.ran.append("unmet")
@@ -175,17 +176,17 @@ class _Counted:
 def test_rounds_are_interleaved_and_every_other_one_goes_backwards(tmp_path: Path) -> None:
     figure = _Counted()
     found = measure(figure, tmp_path, Scale(rounds=3, size=Size.SMOKE), lambda _: None)
-    assert figure.ran == ["a", "b", "unmet", "a", "a", "b"]
+    assert figure.ran == ["a", "b", "c", "unmet", "b", "a", "a", "b", "c"]
     assert found.unmet == {"not here": "no such kernel"}
     assert found.rounds == (3, 3)
-    assert [len(measured.rounds) for measured in found.measured] == [3, 2]
+    assert [len(measured.rounds) for measured in found.measured] == [3, 3, 2]
 
 
 def test_no_round_begins_once_the_time_is_over(tmp_path: Path) -> None:
     figure = _Counted()
     found = measure(figure, tmp_path, Scale(rounds=3, size=Size.SMOKE, budget_s=0.0), lambda _: None)
     assert found.rounds == (1, 3)
-    assert figure.ran == ["a", "b", "unmet"]
+    assert figure.ran == ["a", "b", "c", "unmet"]
 
 
 def test_p99_is_by_nearest_rank() -> None:
