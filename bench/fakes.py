@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tests.crews import fake_crews
 
@@ -22,31 +22,19 @@ class Idle:
 
 
 class Family:
-    """Forks ``inputs.descendants`` processes, streams ``ready`` with their pids, then sleeps."""
+    """Starts ``inputs.descendants`` processes, streams ``ready`` with their pids, then sleeps."""
 
     def kickoff(self, inputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Half of them lead sessions of their own."""
-        reading, writing = os.pipe()
-        pids = []
-        for number in range(inputs["descendants"]):
-            pid = os.fork()
-            if pid == 0:
-                _sleep_on(writing, leads_session=number % 2 == 0)
-            pids.append(pid)
-        ready = 0
-        while ready < len(pids):
-            ready += len(os.read(reading, len(pids)))
-        yield {"content": "ready", "pids": pids}
+        """All of them ignore SIGTERM, half of them lead sessions of their own."""
+        # Ignored signals stay ignored by what is executed (signal(7)).
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        children = [
+            subprocess.Popen(["sleep", "600"], start_new_session=number % 2 == 0)
+            for number in range(inputs["descendants"])
+        ]
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        yield {"content": "ready", "pids": [child.pid for child in children]}
         time.sleep(600)
-
-
-def _sleep_on(writing: int, *, leads_session: bool) -> NoReturn:
-    if leads_session:
-        os.setsid()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.write(writing, b".")
-    time.sleep(600)
-    os._exit(0)
 
 
 class Emitter:

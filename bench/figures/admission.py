@@ -100,7 +100,9 @@ class Admission:
                 steps.append(Step(f"{retained.text}, instant crews", step))
             for retained, journal in built.items():
                 whole = WholeFile(directory / "whole" / f"{retained.jobs}.json", journal, retained)
-                steps.append(Step(f"{retained.text}, whole file", whole.run))
+                # Half a minute for one admission: once is enough.
+                once = retained.jobs >= MOST.jobs
+                steps.append(Step(f"{retained.text}, whole file", whole.run, every=scale.rounds if once else 1))
             yield steps
 
 
@@ -159,7 +161,7 @@ class WholeFile:
         if self._records is None:
             self._path.parent.mkdir(exist_ok=True)
             self._records = list(read_records(self._journal))
-        times = 2 if self._retained.jobs >= MANY.jobs else 3 if self._retained.jobs else 100
+        times = 1 if self._retained.jobs >= MANY.jobs else 3 if self._retained.jobs else 100
         began = time.monotonic()
         for number in range(times):
             record = {"action_id": f"{os.urandom(8).hex()}-{number}", "status": "running", "events": []}
