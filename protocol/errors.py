@@ -275,6 +275,57 @@ class ActionTimedOut(CrewError):
     title = "Action timed out"
 
 
+class FleetUnavailable(CrewError):
+    """The fleet's database does not answer, so it is not known whose the Action is; nothing was admitted here."""
+
+    code = "fleet_unavailable"
+    status = 503
+    title = "Fleet database unavailable"
+    retryable = True
+
+
+class LeaseInvalid(CrewError):
+    """This replica has no valid lease; it admits nothing and goes on with what it had begun."""
+
+    code = "lease_invalid"
+    status = 503
+    title = "Replica without a lease"
+    retryable = True
+
+
+class OwnerUnavailable(CrewError):
+    """The replica that owns the Action has no valid lease or does not answer; the Action is executed nowhere else."""
+
+    code = "owner_unavailable"
+    status = 503
+    title = "Owner of the Action unavailable"
+    retryable = True
+
+
+class OwnerRetired(CrewError):
+    """The replica that owned the Action was retired, and what it knew of the Action is gone with it."""
+
+    code = "owner_retired"
+    status = 410
+    title = "Owner of the Action was retired"
+
+
+class ReplicaUnknown(CrewError):
+    """The fleet has no replica of that id."""
+
+    code = "replica_unknown"
+    status = 404
+    title = "Unknown replica"
+
+
+class ReplicaLive(CrewError):
+    """The replica's lease is valid, so it cannot be retired."""
+
+    code = "replica_live"
+    status = 409
+    title = "Replica is alive"
+
+
 class JournalFull(CrewError):
     """The journal retains as many jobs as it may; archive some."""
 

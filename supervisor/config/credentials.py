@@ -11,6 +11,8 @@ from supervisor import tokens
 #: Names of the credentials.
 BEARER_TOKEN = "bearer_token"
 READ_TOKEN = "read_token"
+#: Not a token, but as secret: it may hold the database's password.
+FLEET_DATABASE = "fleet_database"
 #: A file of nothing but white space up to here is blank.
 BLANK_BYTES = 64
 #: Directory in which a reload finds fresh copies, in one of its own for each INVOCATION_ID: systemd reads credentials

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from protocol.operations import CONTROL_OPERATIONS, Operation
 
@@ -131,6 +132,31 @@ class Host(Text):
         return text
 
 
+class ReplicaName(Text):
+    """An id of a replica, which can stand in a path and in a header."""
+
+    def check(self, text: str) -> str:
+        """Letters, digits, dots, dashes and underscores."""
+        if not _REPLICA.fullmatch(text):
+            raise Refused("is no replica id; set 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit")
+        return text
+
+
+class Url(Text):
+    """The base URL of an HTTP server."""
+
+    def check(self, text: str) -> str:
+        """Return it without the slash at its end."""
+        try:
+            parts = urlsplit(text)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable or parts.query or parts.fragment or parts.username is not None or not text.isascii():
+            raise Refused("is no base URL; set for example http://replica-0.crew:8090")
+        return text.rstrip("/")
+
+
 class RegistrySpec(Text):
     """``module:attribute``, both dotted Python names."""
 
@@ -241,6 +267,7 @@ class Modules:
         return tuple(names)
 
 
+_REPLICA = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

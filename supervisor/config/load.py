@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,13 @@ from protocol.operations import Operation
 from supervisor import tokens
 from supervisor.config import credentials
 from supervisor.config.kinds import Refused, suggest
-from supervisor.config.settings import CrewSettings, Settings
+from supervisor.config.settings import CrewSettings, FleetSettings, Settings
 from supervisor.config.table import (
     BEARER_TOKEN,
     BEARER_TOKEN_FILE,
     CONFIG_VARIABLE,
     CREW_SETTINGS,
+    FLEET_SETTINGS,
     MAX_SHUTDOWN_S,
     MORE_TOKEN_FILES,
     READ_TOKEN_FILES,
@@ -37,7 +39,11 @@ MAX_CREW_ID_CHARS = 256
 _LOOPBACK_V4 = IPv4Network("127.0.0.0/8")
 _LOOPBACK_V6 = IPv6Address("::1")
 #: Never repeated in a message.
-_SECRET = frozenset({"bearer_token", "environment"})
+_SECRET = frozenset({"bearer_token", "database", "environment"})
+#: Tables of the file beside the top level.
+_TABLES = ("template", "crews", "fleet")
+#: A connection string with a password in it, as libpq's URIs and its ``name=value`` form have them.
+_PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|\bpassword\s*=", re.IGNORECASE)
 
 
 def load(argv_config: Path | None, environ: Mapping[str, str]) -> Settings:
@@ -52,7 +58,8 @@ def load(argv_config: Path | None, environ: Mapping[str, str]) -> Settings:
     values: dict[str, Any] = {}
     if config_file is not None:
         values |= _from_file(_read_toml(config_file), config_file)
-    values |= _from_environment(environ)
+    values |= _from_environment(environ, SETTINGS)
+    fleet = values.pop("fleet", {}) | _from_environment(environ, FLEET_SETTINGS)
     token = _resolve_token(values, environ)
     more, read_only = (
         tuple(tokens.read_token_file(path) for path in values.pop(setting.name, ()))
@@ -66,7 +73,11 @@ def load(argv_config: Path | None, environ: Mapping[str, str]) -> Settings:
     if state_file is not None:
         values.setdefault("work_dir", state_file.parent / "work")
     settings = Settings(
-        **values, tokens=((token,) if token else ()) + more, read_tokens=read_only, config_file=config_file
+        **values,
+        tokens=((token,) if token else ()) + more,
+        read_tokens=read_only,
+        fleet=_fleet(fleet, environ),
+        config_file=config_file,
     )
     _check_together(settings, environ)
     return settings
@@ -126,21 +137,40 @@ def _read_toml(path: Path) -> dict[str, Any]:
         document = tomllib.loads(body.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"configuration file {str(path)!r} is not TOML: {error}; correct it") from None
-    if "bearer_token" in document and mode & 0o077:
+    secret = _secret_of(document)
+    if secret is not None and mode & 0o077:
         raise ConfigError(
-            f"configuration file {str(path)!r} holds bearer_token and is open to group or others"
-            f" (mode {stat.S_IMODE(mode):04o}); chmod it to 0600 or use bearer_token_file"
+            f"configuration file {str(path)!r} holds {secret} and is open to group or others"
+            f" (mode {stat.S_IMODE(mode):04o}); chmod it to 0600 or use {_ELSEWHERE[secret]}"
         )
     return document
 
 
+#: Where a secret of the file can be instead.
+_ELSEWHERE = {
+    "bearer_token": "bearer_token_file",
+    "a password in fleet.database": "CREW_SUPERVISOR_FLEET_DATABASE",
+}
+
+
+def _secret_of(document: dict[str, Any]) -> str | None:
+    if "bearer_token" in document:
+        return "bearer_token"
+    fleet = document.get("fleet")
+    database = fleet.get("database") if isinstance(fleet, dict) else None
+    return "a password in fleet.database" if isinstance(database, str) and _PASSWORD.search(database) else None
+
+
 def _from_file(document: dict[str, Any], path: Path) -> dict[str, Any]:
     base = path.parent
-    top = {name: value for name, value in document.items() if name not in {"template", "crews"}}
+    top = {name: value for name, value in document.items() if name not in _TABLES}
     known = [setting.name for setting in SETTINGS]
-    values = _read_table(top, SETTINGS, base=base, prefix="", known=[*known, "template", "crews"])
+    values = _read_table(top, SETTINGS, base=base, prefix="", known=[*known, *_TABLES])
     template = _table(document.get("template", {}), "template")
     values |= _read_table(template, TEMPLATE_SETTINGS, base=base, prefix="template.")
+    fleet = _table(document.get("fleet", {}), "fleet")
+    if fleet:
+        values["fleet"] = _read_table(fleet, FLEET_SETTINGS, base=base, prefix="fleet.")
     crews = _table(document.get("crews", {}), "crews")
     if crews:
         values["crews"] = {crew_id: _crew(crew_id, table, base) for crew_id, table in crews.items()}
@@ -177,10 +207,29 @@ def _read_table(
     return values
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+def _fleet(values: dict[str, Any], environ: Mapping[str, str]) -> FleetSettings | None:
+    """The fleet's settings; a credential stands in for the connection string. None where nothing is said of one."""
+    credential = credentials.read(credentials.FLEET_DATABASE, environ)
+    if credential and "database" not in values:
+        values = {**values, "database": credential[0]}
+    if not values:
+        return None
+    missing = [setting for setting in FLEET_SETTINGS if setting.name in _REQUIRED and setting.name not in values]
+    if missing:
+        raise ConfigError(
+            f"fleet.{missing[0].name} ({missing[0].variable}) is not set, but other settings of the fleet are; set"
+            f" {', '.join(_REQUIRED)}, or none of them"
+        )
+    return FleetSettings(**values)
+
+
+_REQUIRED = ("database", "replica", "url")
+
+
+def _from_environment(environ: Mapping[str, str], settings: Sequence[Setting]) -> dict[str, Any]:
     base = Path.cwd()
     values = {}
-    for setting in SETTINGS:
+    for setting in settings:
         if setting.variable is None or setting.variable not in environ:
             continue
         text = environ[setting.variable]
@@ -236,6 +285,11 @@ def _check_together(settings: Settings, environ: Mapping[str, str]) -> None:
             )
         check_training_dir(settings.training_dir)
     _check_shutdown(settings)
+    if settings.fleet is not None and (settings.ephemeral or not settings.tokens):
+        raise ConfigError(
+            "fleet is set, but a replica needs a journal that outlives it and a token that the others have too; set"
+            " state_file and bearer_token_file"
+        )
 
 
 def _check_exposure(settings: Settings, environ: Mapping[str, str]) -> None:

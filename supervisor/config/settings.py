@@ -57,6 +57,29 @@ class CrewSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return list(self.public().items())
 
 
+class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How this supervisor is one of several that share a PostgreSQL database.
+
+    ``database``: libpq's connection string or URI; it may hold a password, so it is never shown. ``replica``: this
+    one's id, for ever. ``url``: where the others reach it. ``lease_s``: how long it counts as alive without a sign.
+    """
+
+    database: str
+    replica: str
+    url: str
+    lease_s: float = 15.0
+
+    def public(self) -> dict[str, Any]:
+        """JSON view without the connection string."""
+        return {"replica": self.replica, "url": self.url, "lease_s": self.lease_s}
+
+    def __repr__(self) -> str:
+        return f"FleetSettings({self.public()!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return list(self.public().items())
+
+
 _NO_DIFFERENCES = CrewSettings()
 
 
@@ -129,6 +152,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     #: A template whose resident memory has grown by more than this is replaced; 0: never.
     recycle_growth_bytes: int = 268_435_456
     crews: dict[str, CrewSettings] = msgspec.field(default_factory=dict)
+    #: None: this supervisor stands alone.
+    fleet: FleetSettings | None = None
     #: The file these settings were read from, if any; not part of the digest.
     config_file: Path | None = None
 
@@ -169,9 +194,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def public(self) -> dict[str, Any]:
         """JSON view of the settings in force: no token, and of a crew's environment only the names."""
-        hidden = {"tokens", "read_tokens", "crews", "config_file"}
+        hidden = {"tokens", "read_tokens", "crews", "fleet", "config_file"}
         shown = {name: _plain(getattr(self, name)) for name in self.__struct_fields__ if name not in hidden}
         shown |= {"authenticated": bool(self.tokens), "ephemeral": self.ephemeral}
+        if self.fleet is not None:
+            shown["fleet"] = self.fleet.public()
         return {**shown, "crews": {crew_id: crew.public() for crew_id, crew in sorted(self.crews.items())}}
 
     def __repr__(self) -> str:

@@ -17,7 +17,9 @@ from supervisor.config.kinds import (
     Operations,
     Paths,
     RegistrySpec,
+    ReplicaName,
     Text,
+    Url,
     Variables,
 )
 from supervisor.config.tools import ToolPolicies
@@ -102,6 +104,14 @@ SETTINGS: tuple[Setting, ...] = (
 TEMPLATE_SETTINGS: tuple[Setting, ...] = (
     Setting("preload", None, Modules()),
     Setting("recycle_growth_bytes", None, Integer(0, _LARGEST)),
+)
+
+#: The ``[fleet]`` table of the file; without it and its variables a supervisor stands alone.
+FLEET_SETTINGS: tuple[Setting, ...] = (
+    Setting("database", "CREW_SUPERVISOR_FLEET_DATABASE", Text(optional=True)),
+    Setting("replica", "CREW_SUPERVISOR_FLEET_REPLICA", ReplicaName(optional=True)),
+    Setting("url", "CREW_SUPERVISOR_FLEET_URL", Url(optional=True)),
+    Setting("lease_s", "CREW_SUPERVISOR_FLEET_LEASE_S", Number(1, 3600)),
 )
 
 #: Each ``[crews."<id>"]`` table of the file.

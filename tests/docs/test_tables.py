@@ -12,9 +12,16 @@ import pytest
 from protocol.api import StopEvidence, WorkerExit
 from protocol.operations import MAX_ITERATIONS, MEMORY_KINDS, RULES, Operation
 from protocol.states import Method, Phase
-from supervisor.config import CrewSettings, Settings
+from supervisor.config import CrewSettings, FleetSettings, Settings
 from supervisor.config.kinds import Choice, Flag, Integer, Number
-from supervisor.config.table import CONFIG_VARIABLE, CREW_SETTINGS, SETTINGS, TEMPLATE_SETTINGS, Setting
+from supervisor.config.table import (
+    CONFIG_VARIABLE,
+    CREW_SETTINGS,
+    FLEET_SETTINGS,
+    SETTINGS,
+    TEMPLATE_SETTINGS,
+    Setting,
+)
 from supervisor.http.routes import Routes
 from tests.support.page import ROOT, Page, plain
 
@@ -36,6 +43,9 @@ DEFAULT_RULES = {
     "cgroup_root": "own cgroup",
     "worker_user": "the supervisor's",
     "max_queue": "`max_retained_runs`",
+    "fleet.database": "none",
+    "fleet.replica": "none",
+    "fleet.url": "none",
     "crews.<id>.grace_s": "as above",
     "crews.<id>.linger_s": "as above",
     "crews.<id>.max_concurrency": "no limit",
@@ -55,6 +65,7 @@ def settings() -> Iterator[tuple[str, Setting]]:
     """Every setting under the name that the page gives it."""
     yield from ((setting.name, setting) for setting in SETTINGS)
     yield from ((f"template.{setting.name}", setting) for setting in TEMPLATE_SETTINGS)
+    yield from ((f"fleet.{setting.name}", setting) for setting in FLEET_SETTINGS)
     yield from ((f"crews.<id>.{setting.name}", setting) for setting in CREW_SETTINGS)
 
 
@@ -62,7 +73,8 @@ def default(name: str) -> str:
     """The default as the page writes it."""
     if name in DEFAULT_RULES:
         return DEFAULT_RULES[name]
-    value = next(field.default for field in msgspec.structs.fields(Settings) if field.name == name.rpartition(".")[2])
+    struct = FleetSettings if name.startswith("fleet.") else Settings
+    value = next(field.default for field in msgspec.structs.fields(struct) if field.name == name.rpartition(".")[2])
     return f"`{_text(value)}`"
 
 
@@ -102,9 +114,10 @@ def test_a_setting_is_documented_as_it_is(name: str, setting: Setting) -> None:
 def test_rules_for_defaults_are_about_settings_without_a_constant() -> None:
     defaults = {field.name: field.default for field in msgspec.structs.fields(Settings)}
     crew = {f"crews.<id>.{field.name}": field.default for field in msgspec.structs.fields(CrewSettings)}
+    fleet = {f"fleet.{field.name}": field.default for field in msgspec.structs.fields(FleetSettings)}
     derived = {"max_queue", "registry"}
     tokens = ("bearer_token", "bearer_token_file", "more_token_files", "read_token_files")
-    known = defaults | crew | dict.fromkeys(tokens)
+    known = defaults | crew | fleet | dict.fromkeys(tokens)
 
     assert all(known[name] in (None, msgspec.NODEFAULT) for name in DEFAULT_RULES.keys() - derived)
 

@@ -11,8 +11,8 @@ import tomli_w
 
 from protocol.errors import ConfigError
 from protocol.operations import Operation
-from supervisor.config import CrewSettings, Settings, load
-from supervisor.config.table import CREW_SETTINGS, SETTINGS, TEMPLATE_SETTINGS
+from supervisor.config import CrewSettings, FleetSettings, Settings, load
+from supervisor.config.table import CREW_SETTINGS, FLEET_SETTINGS, SETTINGS, TEMPLATE_SETTINGS
 
 SECRET = "a-secret-that-nobody-may-see"
 BASE = {"AIP_CREWAI_REGISTRY": "crews:registry", "AIP_CREWAI_BEARER_TOKEN": SECRET, "AIP_CREWAI_STATE_FILE": "/s/j.db"}
@@ -287,7 +287,9 @@ def test_every_setting_is_in_the_struct() -> None:
     files = {"bearer_token", "bearer_token_file", "more_token_files", "read_token_files"}
     rows = {row.name for row in SETTINGS} - files
     template = {row.name for row in TEMPLATE_SETTINGS}
-    assert rows | template == set(Settings.__struct_fields__) - {"tokens", "read_tokens", "crews", "config_file"}
+    tables = {"tokens", "read_tokens", "crews", "fleet", "config_file"}
+    assert rows | template == set(Settings.__struct_fields__) - tables
+    assert {row.name for row in FLEET_SETTINGS} == set(FleetSettings.__struct_fields__)
 
 
 def test_a_crew_without_a_table_has_the_supervisors_settings(write_toml: WriteToml) -> None:

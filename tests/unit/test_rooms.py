@@ -16,19 +16,25 @@ OURS = ("protocol", "supervisor", "worker")
 #: What else than the standard library and itself a package may import at all.
 ALLOWED: dict[str, frozenset[str]] = {
     "protocol": frozenset({"msgspec", "rfc8785"}),
-    "supervisor": frozenset({"protocol", "aiohttp", "click", "msgspec", "prometheus_client", "psutil", "rich"}),
+    "supervisor": frozenset(
+        {"protocol", "aiohttp", "click", "msgspec", "prometheus_client", "psutil", "psycopg", "rich"}
+    ),
     "worker": frozenset({"protocol", "crewai", "msgspec", "numpy", "pydantic", "pydantic_core", "rfc8785"}),
 }
 
 #: Imports that belong to a few rooms only; a room's name covers what is below it and, with ``*``, what begins so.
 RESERVED: dict[str, tuple[str, ...]] = {
-    "aiohttp": ("supervisor.http", "supervisor.client", "supervisor.serve"),
+    "aiohttp": ("supervisor.http", "supervisor.client", "supervisor.serve", "supervisor.fleet.relay"),
     "click": ("supervisor.cli",),
     "rich": ("supervisor.cli",),
     "sqlite3": ("supervisor.journal*", "worker.ledger"),
     "crewai": ("worker",),
     "prometheus_client": ("supervisor.metrics",),
+    "psycopg": ("supervisor.fleet",),
 }
+
+#: Rooms of ours that only some may enter, so that nobody else can come to depend on what may not be installed.
+CLOSED: dict[str, tuple[str, ...]] = {"supervisor.fleet": ("supervisor.fleet", "supervisor.serve", "supervisor.cli")}
 
 #: Rooms that need nothing else of their package.
 ALONE = ("supervisor.client",)
@@ -39,7 +45,7 @@ IO = {
     "tempfile", "threading", "time", "urllib",
 }  # fmt: skip
 #: Rooms that only compute: no IO, no clock, no threads.
-PURE = ("protocol", "supervisor.admission", "supervisor.run.ending")
+PURE = ("protocol", "supervisor.admission", "supervisor.run.ending", "supervisor.fleet.lease")
 
 
 class Import(NamedTuple):
@@ -86,6 +92,8 @@ def violations(source: str, module: str, *, package: bool = False) -> list[str]:
             broken.append(f"{module}:{line} imports {name}: {top} may not import {root}")
         elif root in RESERVED and not any(within(module, room) for room in RESERVED[root]):
             broken.append(f"{module}:{line} imports {name}: only {', '.join(RESERVED[root])} may import {root}")
+        elif any(within(name, room) and not any(within(module, one) for one in may) for room, may in CLOSED.items()):
+            broken.append(f"{module}:{line} imports {name}: that room is closed to {module}")
         elif root == top and any(within(module, room) and not within(name, room) for room in ALONE):
             broken.append(f"{module}:{line} imports {name}: {module} stands alone")
         elif root in IO and any(within(module, room) for room in PURE):
@@ -143,6 +151,10 @@ def test_no_module_leaves_its_room() -> None:
         ("supervisor.log", "from tests.support import procs"),
         ("supervisor.client.stream", "from supervisor.log import get_log"),
         ("supervisor.client", "from supervisor.http import edge"),
+        ("supervisor.jobs", "import psycopg"),
+        ("supervisor.jobs", "from supervisor.fleet import lease"),
+        ("supervisor.http.routes", "from supervisor import fleet"),
+        ("supervisor.fleet.ownership", "import aiohttp"),
         ("supervisor.admission", "import asyncio"),
         ("supervisor.admission", "from time import time"),
         ("worker.job", "import supervisor"),
@@ -165,6 +177,8 @@ def test_a_violation_is_caught(module: str, source: str) -> None:
         ("supervisor.cli.jobs", "import click, rich.table"),
         ("supervisor.log", "import os\nfrom .config import load"),
         ("supervisor.client.stream", "import aiohttp\nfrom protocol import api\nfrom supervisor.client import sse"),
+        ("supervisor.serve", "from supervisor.fleet import Fleet"),
+        ("supervisor.fleet.database", "import psycopg\nfrom supervisor.fleet import schema"),
         ("worker.operations.kickoff", "from crewai import Crew\nfrom .. import job\nfrom protocol import frames"),
         ("worker.ledger", "import sqlite3"),
         ("worker.job", "importlib.import_module(name)"),

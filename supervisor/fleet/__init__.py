@@ -1,0 +1,5 @@
+"""Several supervisors that share PostgreSQL. Nothing outside of ``serve`` and the command line imports this.
+
+What is shared is decided in the database, in one statement or transaction, under the fence of the replica's epoch;
+nothing of ours elects, replicates or gossips.
+"""

@@ -1,0 +1,132 @@
+"""Keeps one replica's lease: heartbeats while everything here works, registrations where there is no lease."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from protocol.errors import FleetUnavailable, LeaseInvalid
+from supervisor.fleet import registration
+from supervisor.fleet.database import Line
+from supervisor.fleet.lease import Lease, Request, Standing
+from supervisor.fleet.registration import Beat, Granted
+from supervisor.log import get_log
+
+log = get_log(__name__)
+#: Heartbeats within a lease; after a failure they come more often.
+BEATS_PER_LEASE = 3
+TRIES_PER_LEASE = 10
+#: Beyond the end of another's lease, seconds.
+MARGIN_S = 0.05
+
+
+def boot_clock() -> float:
+    """Seconds since the machine started, sleep included (clock_gettime(2), CLOCK_BOOTTIME): a lease goes on in it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Heart:
+    """Beats until it is cancelled. ``faults``: why no sign of life may be sent now; empty while all is well."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        line: Line,
+        *,
+        replica_id: str,
+        lease_s: float,
+        beat: Callable[[], Beat],
+        faults: Callable[[], Sequence[str]],
+    ) -> None:
+        self._lease = lease
+        self._line = line
+        self._replica_id = replica_id
+        self._every_s = lease_s / BEATS_PER_LEASE
+        self._retry_s = lease_s / TRIES_PER_LEASE
+        self._beat_of = beat
+        self._faults = faults
+        self._asked_at = 0.0
+        self._wake = asyncio.Event()
+        #: Set with each grant, cleared by nobody: whoever waits for the first one looks at it.
+        self.granted = asyncio.Event()
+        #: Unix seconds of this machine's clock, for people: when the lease was last recovered; None if it never was.
+        self.recovered_at: float | None = None
+
+    def hurry(self) -> None:
+        """Send the next sign of life now: what it says has changed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Beat. Ends by itself once the replica is retired."""
+        while self._lease.standing not in (Standing.RETIRED, Standing.RELEASED):
+            self._wake.clear()
+            pause_s = await self._step()
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+        log.error("replica_out", replica=self._replica_id, standing=self._lease.standing.value, why=self._lease.why)
+
+    async def _step(self) -> float:
+        """One heartbeat or registration. Returns how long to wait for the next, seconds."""
+        lease = self._lease
+        valid = lease.valid(boot_clock())
+        faults = self._faults()
+        if faults:
+            if lease.why != faults[0]:
+                log.warning("heartbeat_withheld", replica=self._replica_id, why=faults[0])
+            lease.withheld(faults[0])
+            return self._retry_s
+        try:
+            return await (self._renew() if valid else self._register())
+        except FleetUnavailable as error:
+            lease.failed(error.detail)
+            log.warning("heartbeat_failed", replica=self._replica_id, why=error.detail, left_s=self._left_s())
+            return self._retry_s
+
+    def _left_s(self) -> float:
+        return round(self._lease.left_s(boot_clock()), 3)
+
+    async def _renew(self) -> float:
+        sent_at, epoch = boot_clock(), self._lease.epoch
+        try:
+            await self._line.run(
+                partial(registration.renew, replica_id=self._replica_id, epoch=epoch, beat=self._beat_of())
+            )
+        except LeaseInvalid as error:
+            self._lease.fenced(error.detail)
+            log.error("lease_lost", replica=self._replica_id, epoch=epoch, why=error.detail)
+            return 0.0
+        if self._lease.valid(boot_clock()):
+            self._lease.renewed(sent_at=sent_at)
+        return self._every_s
+
+    async def _register(self) -> float:
+        first = self._lease.standing is not Standing.ASKING
+        if first:
+            self._asked_at = boot_clock()
+        request = self._lease.ask()
+        verdict = await self._line.run(partial(registration.register, request=request))
+        if isinstance(verdict, Granted):
+            self._take(request, verdict)
+            return self._every_s
+        self._lease.rejected(verdict.why, retired=verdict.retired)
+        log.warning("registration_refused", replica=self._replica_id, why=verdict.why, retired=verdict.retired)
+        return self._retry_s if verdict.wait_s is None else min(verdict.wait_s + MARGIN_S, self._every_s)
+
+    def _take(self, request: Request, verdict: Granted) -> None:
+        if self._lease.epoch:
+            self.recovered_at = time.time()
+        self._lease.granted(verdict.epoch, sent_at=self._asked_at)
+        self.granted.set()
+        log.info(
+            "replica_registered",
+            replica=self._replica_id,
+            epoch=verdict.epoch,
+            request_id=request.request_id,
+            repeated=verdict.repeated,
+            left_s=self._left_s(),
+        )

@@ -1,0 +1,137 @@
+"""The fleet's tables in PostgreSQL, and how an older schema moves forward.
+
+What a constraint or a trigger here forbids cannot be written by any version of this program, nor by hand.
+"""
+
+from __future__ import annotations
+
+from typing import LiteralString
+
+from psycopg import AsyncConnection, errors
+
+from protocol.errors import FleetUnavailable
+
+#: Taken for as long as the schema is made or changed (pg_advisory_xact_lock): the letters "CrSu".
+LOCK_KEY = 0x43725375
+
+#: Step N brings the schema from version N to N+1; the number of steps is the current version.
+MIGRATIONS: tuple[tuple[LiteralString, ...], ...] = (
+    (
+        """CREATE TABLE crew_supervisor.replicas(
+            replica_id text PRIMARY KEY CHECK (replica_id ~ '^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$'),
+            url text NOT NULL CHECK (url ~ '^https?://'),
+            instance_id text NOT NULL CHECK (instance_id <> ''),
+            journal_epoch bigint NOT NULL CHECK (journal_epoch > 0),
+            version text NOT NULL,
+            epoch bigint NOT NULL CHECK (epoch > 0),
+            request_id text NOT NULL CHECK (request_id <> ''),
+            request text NOT NULL,
+            lease_s double precision NOT NULL CHECK (lease_s > 0),
+            registered_at timestamptz NOT NULL,
+            expires_at timestamptz NOT NULL,
+            draining boolean NOT NULL DEFAULT false,
+            running integer NOT NULL DEFAULT 0 CHECK (running >= 0),
+            queued integer NOT NULL DEFAULT 0 CHECK (queued >= 0),
+            retired_at timestamptz,
+            CONSTRAINT a_retired_replica_has_no_lease CHECK (retired_at IS NULL OR expires_at <= retired_at))""",
+        """CREATE TABLE crew_supervisor.actions(
+            action_id text PRIMARY KEY CHECK (action_id ~ '^[A-Za-z0-9._:~-]+$' AND length(action_id) <= 256),
+            request_hash text NOT NULL CHECK (request_hash ~ '^[0-9a-f]{64}$'),
+            crew_id text NOT NULL,
+            operation text NOT NULL,
+            timeout_ms integer CHECK (timeout_ms > 0),
+            replica_id text NOT NULL REFERENCES crew_supervisor.replicas,
+            epoch bigint NOT NULL CHECK (epoch > 0),
+            admitted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+            status text CHECK (status IN ('completed', 'failed', 'cancelled')),
+            uncertain boolean,
+            reason text,
+            ended_at timestamptz,
+            CONSTRAINT an_ending_is_whole CHECK (
+                (status IS NULL) = (ended_at IS NULL) AND (status IS NULL) = (uncertain IS NULL)
+                AND (status IS NULL) = (reason IS NULL)),
+            CONSTRAINT what_completed_is_certain CHECK (NOT (status = 'completed' AND uncertain)))""",
+        # Served to a retirement, and to a replica that comes back.
+        "CREATE INDEX actions_unfinished ON crew_supervisor.actions(replica_id) WHERE status IS NULL",
+        """CREATE TABLE crew_supervisor.audit(
+            id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(),
+            replica_id text NOT NULL REFERENCES crew_supervisor.replicas, act text NOT NULL, actor text NOT NULL,
+            evidence text NOT NULL CHECK (evidence <> ''))""",
+        """CREATE FUNCTION crew_supervisor.keep_action() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                IF TG_OP = 'DELETE' THEN
+                    RAISE EXCEPTION 'Action % stays a fence', OLD.action_id;
+                END IF;
+                IF OLD.status IS NOT NULL AND NEW IS DISTINCT FROM OLD THEN
+                    RAISE EXCEPTION 'the terminal record of Action % never changes', OLD.action_id;
+                END IF;
+                IF NEW.action_id <> OLD.action_id OR NEW.request_hash <> OLD.request_hash
+                    OR NEW.replica_id <> OLD.replica_id OR NEW.epoch < OLD.epoch THEN
+                    RAISE EXCEPTION 'Action % keeps its material, its owner and its epoch', OLD.action_id;
+                END IF;
+                RETURN NEW;
+            END $$""",
+        """CREATE TRIGGER keep_action BEFORE UPDATE OR DELETE ON crew_supervisor.actions
+            FOR EACH ROW EXECUTE FUNCTION crew_supervisor.keep_action()""",
+        """CREATE FUNCTION crew_supervisor.keep_replica() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                IF TG_OP = 'DELETE' THEN
+                    RAISE EXCEPTION 'the id of replica % is never given again', OLD.replica_id;
+                END IF;
+                IF OLD.retired_at IS NOT NULL AND NEW IS DISTINCT FROM OLD THEN
+                    RAISE EXCEPTION 'replica % is retired for ever', OLD.replica_id;
+                END IF;
+                IF NEW.replica_id <> OLD.replica_id OR NEW.instance_id <> OLD.instance_id
+                    OR NEW.epoch < OLD.epoch OR NEW.journal_epoch < OLD.journal_epoch THEN
+                    RAISE EXCEPTION 'replica % keeps its journal, and its epochs only grow', OLD.replica_id;
+                END IF;
+                RETURN NEW;
+            END $$""",
+        """CREATE TRIGGER keep_replica BEFORE UPDATE OR DELETE ON crew_supervisor.replicas
+            FOR EACH ROW EXECUTE FUNCTION crew_supervisor.keep_replica()""",
+    ),
+)
+VERSION = len(MIGRATIONS)
+
+
+async def version_of(connection: AsyncConnection) -> int:
+    """The version of the schema that is there, 0 for none. Raises psycopg.Error."""
+    try:
+        found = await (await connection.execute("SELECT max(version) FROM crew_supervisor.schema")).fetchone()
+    except (errors.UndefinedTable, errors.InvalidSchemaName):
+        return 0
+    return int(found[0] or 0) if found else 0
+
+
+async def ensure(connection: AsyncConnection) -> int:
+    """Make the schema, or bring it forward, one process at a time. Returns the version that was there before.
+
+    Raises FleetUnavailable for a newer schema and where the role may not make it, psycopg.Error.
+    """
+    found = await version_of(connection)
+    if found == VERSION:
+        return found
+    try:
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK_KEY,))
+            await connection.execute("CREATE SCHEMA IF NOT EXISTS crew_supervisor")
+            await connection.execute(
+                """CREATE TABLE IF NOT EXISTS crew_supervisor.schema(
+                    version integer PRIMARY KEY CHECK (version > 0),
+                    at timestamptz NOT NULL DEFAULT clock_timestamp())"""
+            )
+            found = await version_of(connection)
+            for version, step in enumerate(MIGRATIONS[found:], found + 1):
+                for statement in step:
+                    await connection.execute(statement)
+                await connection.execute("INSERT INTO crew_supervisor.schema(version) VALUES(%s)", (version,))
+    except errors.InsufficientPrivilege:
+        raise FleetUnavailable(
+            f"the fleet's schema has version {found}, this program needs {VERSION}, and its role may not make it; run"
+            " `crew-supervisor fleet init` as a role that may create schemas"
+        ) from None
+    if found > VERSION:
+        raise FleetUnavailable(
+            f"the fleet's schema has version {found}, this program knows {VERSION}; start the newer version"
+        )
+    return found

@@ -1,0 +1,41 @@
+"""Whose an Action is, where several supervisors share it; alone, every Action is ours and nobody is asked."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from supervisor.journal import NewJob
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """The replica that owns an Action, and where it is reached."""
+
+    action_id: str
+    replica_id: str
+    url: str
+
+
+class OwnedElsewhere(Exception):
+    """The Action belongs to another replica, which is alive: the request is for it. No error, so no CrewError."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.replica_id)
+        self.place = place
+
+
+class Ownership(Protocol):
+    """Decides it."""
+
+    async def take(self, new: NewJob) -> None:
+        """Make the Action ours, durably, before anything of it is here. Does nothing where it is ours already.
+
+        Raises OwnedElsewhere, ActionConflict, ActionArchived, ActionFailed, OwnerUnavailable, LeaseInvalid,
+        FleetUnavailable: then it must not be admitted here.
+        """
+        ...
+
+    async def seek(self, new: NewJob) -> None:
+        """Raise what ``take`` would raise for an Action that somebody has; do nothing for one that nobody has."""
+        ...
