@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from importlib import metadata
 
 import msgspec
@@ -76,9 +78,14 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class HealthReport:
     """Answers from memory only: nothing of it waits for a disk, a worker or a crew."""
 
-    def __init__(self, means: Means, jobs: Jobs, tree: Tree | None) -> None:
+    def __init__(
+        self, means: Means, jobs: Jobs, tree: Tree | None, *, no_lease: Callable[[], str | None] | None = None
+    ) -> None:
+        """``no_lease``: why a replica of a fleet may not admit; None where there is no fleet."""
         self._means = means
         self._jobs = jobs
+        self._tree = tree
+        self._no_lease = no_lease
         fallback = "keeper" if means.launcher.loader.settings.keeper else "group"
         #: How the stops of jobs are carried out.
         self.stop_method = fallback if tree is None else "cgroup"
@@ -101,15 +108,25 @@ class HealthReport:
             status=status, readiness=self._readiness(), durability=self._durability(), outcome=self._outcome()
         )
 
-    def _readiness(self) -> dict[str, Check]:
+    def local_faults(self) -> list[str]:
+        """Why work could not be carried out on this machine, whatever else there is to say; empty while it could."""
+        checks = self._local()
+        if self._tree is not None and not os.access(self._tree.base.path, os.W_OK):
+            checks["stops"] = _check(f"the cgroup {self._tree.base.path} cannot be used any more, so no stop is proved")
+        return [check.why for check in checks.values() if check.why is not None]
+
+    def _local(self) -> dict[str, Check]:
         jobs, alive = self._jobs, self._means.launcher.mode.alive
         stuck = f"every slot waits for a proof: {_named(jobs.unproved)}"
         return {
             "journal": self._journal(),
             "template": _check(None if alive else "no template is alive; it is being started again, see the log"),
             "slots": _check(None if jobs.usable_slots > 0 else stuck),
-            "accepting": _check(jobs.why_draining),
         }
+
+    def _readiness(self) -> dict[str, Check]:
+        checks = {**self._local(), "accepting": _check(self._jobs.why_draining)}
+        return checks if self._no_lease is None else {**checks, "lease": _check(self._no_lease())}
 
     def _journal(self) -> Check:
         fault = self._means.journal.fault

@@ -18,6 +18,7 @@ from supervisor.job import Job, Outcome
 from supervisor.job_logs import JobLogs
 from supervisor.journal import Admission, AuditEntry, JobRecord, NewJob
 from supervisor.log import get_log
+from supervisor.ownership import Ownership
 from supervisor.run.ending import CancelAsked, ShutDown
 from supervisor.run.mailbox import first
 from supervisor.run.means import Means
@@ -35,8 +36,10 @@ CLEANING_S = 1.0
 class Jobs:
     """Every job that has no terminal record yet."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, means: Means, ownership: Ownership | None = None) -> None:
+        """``ownership``: who decides whose an Action is; None: every one is ours."""
         self._means = means
+        self._ownership = ownership
         self._live: dict[str, Job] = {}
         self._admitting: dict[str, asyncio.Future[None]] = {}
         settings = means.settings
@@ -115,7 +118,8 @@ class Jobs:
     async def admit(self, new: NewJob, input_json: bytes, *, key_digest: str) -> tuple[Admission, Job | None]:
         """Make the job durable and queue it, or find the one that is there. The job is None when it has ended.
 
-        Raises ActionConflict, ActionArchived, JournalFull, JournalUnavailable, NotAccepting; nothing runs then.
+        Raises ActionConflict, ActionArchived, JournalFull, JournalUnavailable, NotAccepting, and what
+        ``Ownership.take`` raises; nothing runs then.
         """
         while (pending := self._admitting.get(new.action_id)) is not None:
             await asyncio.wait({pending})
@@ -127,6 +131,8 @@ class Jobs:
         if refusal is not None:
             record = await self._means.journal.fence(new)
             if record is None:
+                if self._ownership is not None:
+                    await self._ownership.seek(new)
                 raise refusal
             return Admission(record, fresh=False), None
         # Set without a pause since the look above: of several equal starts one admits and the others find its job.
@@ -144,12 +150,22 @@ class Jobs:
         self, new: NewJob, input_json: bytes, key_digest: str, done: asyncio.Future[None]
     ) -> tuple[Admission, Job | None]:
         try:
+            if self._ownership is not None:
+                await self._own_action(new, self._ownership)
             admission = await self._means.journal.admit(new, retained_limit=self._means.settings.max_retained_runs)
             points.reach("admission.recorded")
             return admission, self._begin(admission.record, input_json, key_digest) if admission.fresh else None
         finally:
             del self._admitting[new.action_id]
             done.set_result(None)
+
+    async def _own_action(self, new: NewJob, ownership: Ownership) -> None:
+        """Make sure that the Action is ours before it is admitted here, and that nothing here forbids that."""
+        journal = self._means.journal
+        if await journal.fence(new) is None:
+            journal.refuse_new(new.action_id, retained_limit=self._means.settings.max_retained_runs)
+            await ownership.take(new)
+            points.reach("ownership.taken")
 
     def _begin(self, record: JobRecord, input_json: bytes, key_digest: str) -> Job:
         job = Job(record, input_json, key_digest=key_digest)

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -44,6 +45,9 @@ from supervisor.sockets import inherited, is_local, place
 from supervisor.strays import Hunter
 from supervisor.threads import started_pool
 from supervisor.workspace import Workspace
+
+if TYPE_CHECKING:
+    from supervisor.fleet import Fleet
 
 log = get_log(__name__)
 EXIT_OK = 0
@@ -147,6 +151,7 @@ class Supervisor:
         bind(instance_id=journal.instance_id)
         for text in journal.warnings:
             log.warning("journal_warning", detail=text)
+        fleet = await self._join(journal, stack)
         user = self._user
         workspace = Workspace(work_dir, None if user is None else (user.uid, user.gid))
         tree = self._open_tree(journal, stack)
@@ -179,14 +184,31 @@ class Supervisor:
             config_digest=settings.digest,
             meters=meters,
         )
-        jobs = Jobs(means)
+        jobs = Jobs(means, None if fleet is None else fleet.ownership)
         hunter.on_killed = jobs.note_strays
         for job, task in recovered:
             jobs.adopt(job, task)
         jobs.trim_logs()
-        health = HealthReport(means, jobs, tree)
-        routes = Routes(means, jobs, health, Exposition(means, jobs, health))
+        health = HealthReport(means, jobs, tree, no_lease=None if fleet is None else fleet.why_not)
+        exposition = Exposition(means, jobs, health)
+        if fleet is not None:
+            fleet.attend(jobs, health)
+        routes = Routes(means, jobs, health, exposition, relay=None if fleet is None else fleet.relay)
         return await self._listen(routes, jobs, means)
+
+    async def _join(self, journal: Journal, stack: contextlib.AsyncExitStack) -> Fleet | None:
+        """Be a replica of the fleet, if there is one. Raises StartError."""
+        settings = self._settings.fleet
+        if settings is None:
+            return None
+        try:
+            from supervisor.fleet import Fleet
+        except ImportError as error:
+            raise StartError(f"fleet is set, but {error}; install crew-supervisor[fleet]") from None
+        fleet = Fleet(settings, journal, version=VERSION)
+        stack.push_async_callback(fleet.close)
+        await fleet.enable()
+        return fleet
 
     def _places(self, stack: contextlib.AsyncExitStack) -> tuple[Path, Path]:
         settings = self._settings

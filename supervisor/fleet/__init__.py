@@ -3,3 +3,8 @@
 What is shared is decided in the database, in one statement or transaction, under the fence of the replica's epoch;
 nothing of ours elects, replicates or gossips.
 """
+
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.registration import Beat
+
+__all__ = ["Beat", "Fleet"]

@@ -45,11 +45,11 @@ MIGRATIONS: tuple[tuple[LiteralString, ...], ...] = (
             admitted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
             status text CHECK (status IN ('completed', 'failed', 'cancelled')),
             uncertain boolean,
-            reason text,
+            said_by text CHECK (said_by IN ('owner', 'retirement')),
             ended_at timestamptz,
             CONSTRAINT an_ending_is_whole CHECK (
                 (status IS NULL) = (ended_at IS NULL) AND (status IS NULL) = (uncertain IS NULL)
-                AND (status IS NULL) = (reason IS NULL)),
+                AND (status IS NULL) = (said_by IS NULL)),
             CONSTRAINT what_completed_is_certain CHECK (NOT (status = 'completed' AND uncertain)))""",
         # Served to a retirement, and to a replica that comes back.
         "CREATE INDEX actions_unfinished ON crew_supervisor.actions(replica_id) WHERE status IS NULL",

@@ -14,10 +14,12 @@ from protocol.errors import (
     BodyTimedOut,
     CrewError,
     ExpectationUnknown,
+    FleetUnavailable,
     InputInvalid,
     InputTooLarge,
     JournalUnavailable,
     MethodNotAllowed,
+    OwnerUnavailable,
     ReadOnlyToken,
     RequestUnreadable,
     RouteUnknown,
@@ -94,6 +96,8 @@ UNROUTED: Errors = (RouteUnknown, MethodNotAllowed)
 BODY: Errors = (RequestUnreadable, BodyTimedOut, InputTooLarge, BadJson, InputInvalid)
 #: A journal that cannot be read, or takes no record.
 JOURNAL: Errors = (JournalUnavailable,)
+#: An Action that may be another replica's, where there are several.
+ELSEWHERE: Errors = (FleetUnavailable, OwnerUnavailable)
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_KEY_BYTES, pattern="^[!-~][ -~]*$")]

@@ -214,6 +214,10 @@ async def _methods(rows: Sequence[web.AbstractResource], request: web.Request) -
     return found
 
 
+#: Set on a request whose body somebody else may still want as it came: the bytes, once they are read.
+KEPT_BODY = "kept_body"
+
+
 async def read_json(request: web.Request) -> Any:
     """Read a strict JSON body of at most MAX_BODY_BYTES.
 
@@ -224,17 +228,24 @@ async def read_json(request: web.Request) -> Any:
         content_type.startswith("application/") and content_type.endswith("+json")
     ):
         raise InputInvalid(f"content type {content_type} is not JSON; send application/json")
+    body = await read_body(request)
+    if KEPT_BODY in request:
+        request[KEPT_BODY] = body
+    return canonical.parse(body)
+
+
+async def read_body(request: web.Request) -> bytes:
+    """Read a body of at most MAX_BODY_BYTES. Raises InputTooLarge, BodyTimedOut, RequestUnreadable."""
     if request.content_length is not None and request.content_length > MAX_BODY_BYTES:
         raise _too_large()
     try:
         async with asyncio.timeout(BODY_DEADLINE_S):
-            body = await _read_capped(request)
+            return await _read_capped(request)
     except TimeoutError:
         raise BodyTimedOut(f"the body did not arrive within {BODY_DEADLINE_S:g} s") from None
     except (web.RequestPayloadError, OSError):
         # Bad framing or encoding, or the caller is gone in the middle of it.
         raise RequestUnreadable("the body breaks its own framing or encoding") from None
-    return canonical.parse(body)
 
 
 async def _read_capped(request: web.Request) -> bytes:

@@ -24,7 +24,7 @@ from protocol.states import Status
 from supervisor.archiving import Archiver
 from supervisor.health import HealthReport, Probe
 from supervisor.http import sse
-from supervisor.http.edge import MAY_READ, REPLAYED, json_response, read_json
+from supervisor.http.edge import KEPT_BODY, MAY_READ, REPLAYED, json_response, read_json
 from supervisor.http.ground import Ground, newest
 from supervisor.http.prefer import APPLIED_HEADER, preferences
 from supervisor.http.query import JOB, encode_cursor, read_query
@@ -127,6 +127,7 @@ class Handlers(Ground):
         except CrewError as error:
             meters.refused(error)
             raise
+        request.pop(KEPT_BODY, None)  # it is ours: nobody else will want the bytes
         meters.admitted(start.new.crew_id, fresh=admission.fresh)
         if not admission.fresh:
             request[REPLAYED] = True

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from functools import partial
 from types import MethodType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from protocol.api import (
     Archived,
@@ -49,10 +50,12 @@ from protocol.errors import (
     JournalFull,
     KeyInvalid,
     KeyMissing,
+    LeaseInvalid,
     LegacyRoute,
     NotAccepting,
     OperationDisabled,
     OutcomeCertain,
+    OwnerRetired,
     RouteUnknown,
     StopUnconfirmed,
     UnknownAction,
@@ -67,6 +70,7 @@ from supervisor.http.declare import (
     ACTION_HEADER,
     APPLIED,
     CURSOR,
+    ELSEWHERE,
     EVENT_STREAM,
     JOURNAL,
     KEY,
@@ -98,10 +102,11 @@ from supervisor.run.means import Means
 Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT)]
 TailBytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_TAIL_BYTES)]
 
-RECORD: Errors = (UnknownAction, RowQuarantined, *JOURNAL)
+SHOWN: Errors = (UnknownAction, RowQuarantined, *ELSEWHERE, *JOURNAL)
+RECORD: Errors = (*SHOWN, OwnerRetired)
 ADMISSION: Errors = (
-    KeyInvalid, OperationDisabled, UnknownCrew, ActionConflict, ActionArchived, KeyMissing, NotAccepting, JournalFull,
-    RowQuarantined, *JOURNAL,
+    KeyInvalid, OperationDisabled, UnknownCrew, ActionConflict, ActionArchived, KeyMissing, NotAccepting, LeaseInvalid,
+    *ELSEWHERE, JournalFull, RowQuarantined, *JOURNAL,
 )  # fmt: skip
 EFFECT: Errors = (EffectNotFound, EffectQuarantined, *JOURNAL)
 #: How an Action ends that has no output, for a caller that waits and for exact repeats.
@@ -181,8 +186,8 @@ API: tuple[Route, ...] = (
         "POST", "/runs/stream", Handlers.stream_legacy, "The same for `run` alone",
         (STREAM,), (LegacyRoute, *ADMISSION), (KEY, ACTION_HEADER), StartRequest,
     ),
-    Route("GET", "/jobs/{action_id}", Handlers.show, "A job's record", (VIEW,), RECORD, (ACTION, CREW)),
-    Route("GET", "/runs/{action_id}", Handlers.show, "A job's record", (VIEW,), RECORD, (ACTION, CREW)),
+    Route("GET", "/jobs/{action_id}", Handlers.show, "A job's record", (VIEW,), SHOWN, (ACTION, CREW)),
+    Route("GET", "/runs/{action_id}", Handlers.show, "A job's record", (VIEW,), SHOWN, (ACTION, CREW)),
     Route(
         "GET", "/jobs/{action_id}/events", Handlers.events, "A job's events from a cursor on",
         (Answer(200, "A slice of them.", EventSlice), FOLLOWED), (*RECORD, InputInvalid, CursorInvalid),
@@ -249,10 +254,25 @@ DASHBOARD: tuple[Route, ...] = (
 TABLE = (*API, *DASHBOARD)
 
 
+class Relay(Protocol):
+    """What stands between the check of the token and the handlers."""
+
+    @property
+    def middleware(self) -> Middleware: ...
+
+    def close_streams(self) -> None:
+        """Cut what is still under way."""
+        ...
+
+
 class Routes:
     """The table with its handlers at work."""
 
-    def __init__(self, means: Means, jobs: Jobs, health: HealthReport, exposition: Exposition) -> None:
+    def __init__(
+        self, means: Means, jobs: Jobs, health: HealthReport, exposition: Exposition, *, relay: Relay | None = None
+    ) -> None:
+        """``relay``: passes requests about Actions of other replicas on, where there are any."""
+        self._relay = relay
         self._rows = TABLE if means.settings.dashboard else API
         document = openapi.document(self._rows, version=VERSION)
         handlers = Handlers(means, jobs, health, exposition=exposition, openapi=document)
@@ -266,7 +286,8 @@ class Routes:
 
     def application(self, edge: Edge) -> web.Application:
         """The aiohttp application of the table."""
-        app = web.Application(middlewares=[edge.middleware])
+        relayed = () if self._relay is None else (self._relay.middleware,)
+        app = web.Application(middlewares=[edge.middleware, *relayed])
         app.on_response_prepare.append(finish_headers)
         logging.getLogger("aiohttp.server").addFilter(keep_garbage_quiet)
         for route in self._rows:
@@ -283,3 +304,5 @@ class Routes:
         """Cut the readers that are still there, for the end of the supervisor."""
         for group in self._streaming:
             group.close_streams()
+        if self._relay is not None:
+            self._relay.close_streams()

@@ -16,6 +16,9 @@ from supervisor.http.edge import raw_header, read_json
 from supervisor.journal import NewJob
 
 KEY_HEADER = "Idempotency-Key"
+#: Set on a request that another replica has passed on: the key's bytes where they are no text, and who the caller was.
+FORWARDED_KEY = "forwarded_key"
+FORWARDED_CALLER = "forwarded_caller"
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +81,7 @@ async def read_start(
 
 def idempotency_key(request: web.Request) -> str:
     """The key as the request hash takes it: the latin-1 view of the header. Raises KeyMissing, KeyInvalid."""
-    raw = raw_header(request, KEY_HEADER)
+    raw: bytes | None = request.get(FORWARDED_KEY, raw_header(request, KEY_HEADER))
     if raw is None or not raw.strip():
         raise KeyMissing(f"every start needs an {KEY_HEADER} header")
     if len(raw) > MAX_KEY_BYTES or any(byte < 0x20 for byte in raw):
@@ -88,4 +91,4 @@ def idempotency_key(request: web.Request) -> str:
 
 def actor(request: web.BaseRequest) -> str:
     """Who asks, for the audit."""
-    return f"http:{request.remote or 'unknown'}"
+    return f"http:{request.get(FORWARDED_CALLER) or request.remote or 'unknown'}"

@@ -5,6 +5,7 @@ from supervisor.journal.files import RESERVE_BYTES
 from supervisor.journal.journal import Journal
 from supervisor.journal.ledger import Ledger, Owner
 from supervisor.journal.opening import open_journal
+from supervisor.journal.outbox import Fact, Outbox
 from supervisor.journal.records import (
     Admission,
     AuditEntry,
@@ -28,12 +29,14 @@ __all__ = [
     "AuditEntry",
     "Ended",
     "Ending",
+    "Fact",
     "Item",
     "JobPage",
     "JobRecord",
     "Journal",
     "Ledger",
     "NewJob",
+    "Outbox",
     "Owner",
     "Quarantined",
     "RESERVE_BYTES",

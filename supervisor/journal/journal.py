@@ -17,6 +17,7 @@ from protocol.states import Status
 from supervisor.journal import queries, transactions
 from supervisor.journal.files import Lock
 from supervisor.journal.ledger import Ledger
+from supervisor.journal.outbox import Outbox
 from supervisor.journal.readers import Readers
 from supervisor.journal.records import (
     Admission,
@@ -84,6 +85,8 @@ class Journal:
         self._watch = watch
         #: What is known of effects.
         self.effects = Ledger(self, tally)
+        #: What is still to be told to the others, where there are others.
+        self.outbox = Outbox(self)
         self._closing = threading.Lock()
 
     @property
@@ -178,6 +181,20 @@ class Journal:
                 raise
             return Admission(record, fresh=False)
 
+    def refuse_new(self, action_id: str, *, retained_limit: int) -> None:
+        """Raise what ``admit`` would raise for a fresh job as things stand: JournalFull, JournalUnavailable."""
+        transactions.refuse_if_full(self.retained, retained_limit, action_id=action_id)
+        if self.fault is not None:
+            raise JournalUnavailable(
+                f"the journal cannot be written ({self.fault}); nothing was admitted",
+                action_id=action_id,
+                retry_after_s=5,
+            )
+
+    async def knows(self, action_id: str) -> bool:
+        """Whether the Action is, or was, a job of this journal; one that is quarantined too."""
+        return await self.read(lambda connection: queries.knows(connection, action_id))
+
     async def record_worker(self, row: int, worker: WorkerIdentity) -> JobRecord:
         """Record a worker before its ``go``; the phase becomes starting. Raises IllegalTransition, UnknownAction."""
         return await self.write(lambda connection: transactions.record_worker(connection, row, worker))
@@ -219,7 +236,11 @@ class Journal:
 
         Raises IllegalTransition if there is one already or ``ending.first_seq`` is not the event count; UnknownAction.
         """
-        ended = await self.write(partial(transactions.finish, row=row, ending=ending, tally=self._tally), terminal=True)
+        told = self.outbox.enabled
+        op = partial(transactions.finish, row=row, ending=ending, tally=self._tally, told=told)
+        ended = await self.write(op, terminal=True)
+        if told:
+            self.outbox.added(1)
         self._watch.appended(len(ending.pending) + 1)
         self._watch.ended(ended.record, ending.detail)
         return ended

@@ -87,6 +87,16 @@ def tombstone(connection: sqlite3.Connection, action_id: str) -> Tombstone | Non
     return Tombstone(**dict(zip(fields, found, strict=True))) if found else None
 
 
+def knows(connection: sqlite3.Connection, action_id: str) -> bool:
+    """Whether the Action has a row here, or had one."""
+    found = connection.execute(
+        """SELECT EXISTS(SELECT 1 FROM jobs WHERE action_id = :id)
+               OR EXISTS(SELECT 1 FROM tombstones WHERE action_id = :id)""",
+        {"id": action_id},
+    ).fetchone()
+    return bool(found[0])
+
+
 def output(connection: sqlite3.Connection, row: int) -> bytes | None:
     """Data of the ``completed`` event, or what an imported record has instead; None for a job that did not complete."""
     found = connection.execute(

@@ -88,6 +88,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             actor TEXT NOT NULL, evidence TEXT NOT NULL)""",
         "CREATE INDEX reconciliations_job ON reconciliations(job)",
     ),
+    (
+        # Endings that a fleet has not been told yet, in their order; empty where there is none.
+        """CREATE TABLE outbox(
+            id INTEGER PRIMARY KEY AUTOINCREMENT, action_id TEXT NOT NULL UNIQUE, request_hash TEXT NOT NULL,
+            crew_id TEXT NOT NULL, operation TEXT NOT NULL, timeout_ms INTEGER, status TEXT NOT NULL,
+            uncertain INTEGER NOT NULL)""",
+    ),
 )
 #: The first version whose table jobs has the column output.
 OUTPUT_VERSION = 2

@@ -21,7 +21,7 @@ from protocol.errors import (
     UnknownAction,
 )
 from protocol.states import Phase, Status, Step, advance
-from supervisor.journal import effects, queries
+from supervisor.journal import effects, outbox, queries
 from supervisor.journal.records import (
     WORKER_COLUMNS,
     WORKER_FIELDS,
@@ -62,12 +62,7 @@ def admit(connection: sqlite3.Connection, job: NewJob, *, tally: Tally, retained
     record = queries.fence(connection, job)
     if record is not None:
         return Admission(record, fresh=False)
-    if tally.working.jobs >= retained_limit:
-        raise JournalFull(
-            f"the journal retains {tally.working.jobs} jobs, the limit is {retained_limit}; archive some",
-            action_id=job.action_id,
-            retry_after_s=60,
-        )
+    refuse_if_full(tally.working.jobs, retained_limit, action_id=job.action_id)
     values = msgspec.structs.asdict(job)
     row = connection.execute(_INSERT_JOB, [values[name] for name in _NEW_JOB_FIELDS]).lastrowid
     assert row is not None
@@ -86,6 +81,16 @@ def admit(connection: sqlite3.Connection, job: NewJob, *, tally: Tally, retained
         stop=None,
     )
     return Admission(record, fresh=True)
+
+
+def refuse_if_full(retained: int, limit: int, *, action_id: str) -> None:
+    """Raise JournalFull if no more jobs are retained."""
+    if retained >= limit:
+        raise JournalFull(
+            f"the journal retains {retained} jobs, the limit is {limit}; archive some",
+            action_id=action_id,
+            retry_after_s=60,
+        )
 
 
 def record_worker(connection: sqlite3.Connection, row: int, worker: WorkerIdentity) -> JobRecord:
@@ -163,8 +168,11 @@ def _stopping(record: JobRecord) -> Phase:
     return record.phase if record.phase is Phase.STOPPING else advance(record.phase, Step.ENDING_DECIDED)
 
 
-def finish(connection: sqlite3.Connection, row: int, *, ending: Ending, tally: Tally) -> Ended:
-    """Write the terminal record with its events, stop evidence, effects, task ids and audit. It never changes again."""
+def finish(connection: sqlite3.Connection, row: int, *, ending: Ending, tally: Tally, told: bool = False) -> Ended:
+    """Write the terminal record with its events, stop evidence, effects, task ids and audit. It never changes again.
+
+    ``told``: put into the outbox with it.
+    """
     record = queries.job_by_row(connection, row)
     phase = advance(_stopping(record), Step.ENDING_RECORDED)
     lost = effects.lose_claimed(connection, row, ending.lost, reasons=ending.lost_keys, tally=tally)
@@ -177,6 +185,8 @@ def finish(connection: sqlite3.Connection, row: int, *, ending: Ending, tally: T
         (ending.status, phase, count, ending.ended_at, ending.uncertain, stop_bytes(ending.stop), row),
     )
     points.write("journal.finish")
+    if told:
+        outbox.add(connection, row)
     connection.executemany(
         "INSERT OR IGNORE INTO tasks(task_id, job) VALUES(?, ?)", [(task_id, row) for task_id in ending.task_ids]
     )

@@ -1,12 +1,24 @@
-"""One PostgreSQL for all of these tests, and an empty database for each."""
+"""One PostgreSQL for all of these tests, an empty database for each, and replicas on machines of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from tests.support.fleet import Network, Replicas, network
 from tests.support.postgres import Postgres
+from tests.support.server import Server
+
+
+class Lasting(NamedTuple):
+    """A fleet that lasts for a module, and the name of its database."""
+
+    replicas: Replicas
+    servers: list[Server]
+    database: str
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +38,36 @@ def database(postgres: Postgres) -> str:
 def dsn(postgres: Postgres, database: str) -> str:
     """Where it is."""
     return postgres.dsn(database)
+
+
+@pytest.fixture
+def machines(postgres: Postgres, database: str) -> Iterator[Network]:
+    """Three machines."""
+    with network(postgres, database, 3) as made:
+        yield made
+
+
+@pytest.fixture
+def replicas(tmp_path: Path, machines: Network) -> Iterator[Replicas]:
+    """Their supervisors, none of them started yet."""
+    made = Replicas(tmp_path, machines)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def three(replicas: Replicas) -> list[Server]:
+    """Three replicas of one fleet, to do with as the test likes."""
+    return replicas.start(3)
+
+
+@pytest.fixture(scope="module")
+def lasting(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lasting]:
+    """Three replicas that every test of a module uses, so none of these may harm them."""
+    name = postgres.create()
+    with network(postgres, name, 3) as made:
+        replicas = Replicas(tmp_path_factory.mktemp("fleet"), made)
+        try:
+            yield Lasting(replicas, replicas.start(3), name)
+        finally:
+            replicas.close()

@@ -280,8 +280,8 @@ async def test_two_replicas_that_want_the_same_in_another_order_do_not_block_eac
 
 FORBIDDEN = [
     "UPDATE crew_supervisor.actions SET status = 'completed'",
-    "UPDATE crew_supervisor.actions SET status = 'running', uncertain = false, reason = '', ended_at = now()",
-    "UPDATE crew_supervisor.actions SET status = 'completed', uncertain = true, reason = '', ended_at = now()",
+    "UPDATE crew_supervisor.actions SET status = 'running', uncertain = false, said_by = 'owner', ended_at = now()",
+    "UPDATE crew_supervisor.actions SET status = 'completed', uncertain = true, said_by = 'owner', ended_at = now()",
     "UPDATE crew_supervisor.actions SET replica_id = 'b'",
     "UPDATE crew_supervisor.actions SET epoch = 0",
     "UPDATE crew_supervisor.actions SET request_hash = repeat('2', 64)",
@@ -313,7 +313,7 @@ async def test_an_impossible_state_cannot_be_written(
 async def test_a_terminal_record_never_changes(line: Line, postgres: Postgres, database: str) -> None:
     await register(line, request())
     await take(line, "x")
-    end = "UPDATE crew_supervisor.actions SET status = %s, uncertain = true, reason = 'r', ended_at = now()"
+    end = "UPDATE crew_supervisor.actions SET status = %s, uncertain = true, said_by = 'owner', ended_at = now()"
     postgres.ask(database, end, "failed")
     with pytest.raises(psycopg.errors.RaiseException):
         postgres.ask(database, end, "cancelled")

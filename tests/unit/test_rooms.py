@@ -17,7 +17,10 @@ OURS = ("protocol", "supervisor", "worker")
 ALLOWED: dict[str, frozenset[str]] = {
     "protocol": frozenset({"msgspec", "rfc8785"}),
     "supervisor": frozenset(
-        {"protocol", "aiohttp", "click", "msgspec", "prometheus_client", "psutil", "psycopg", "rich"}
+        {
+            "protocol", "aiohttp", "click", "msgspec", "multidict", "prometheus_client", "psutil", "psycopg", "rich",
+            "yarl",
+        }
     ),
     "worker": frozenset({"protocol", "crewai", "msgspec", "numpy", "pydantic", "pydantic_core", "rfc8785"}),
 }
@@ -31,6 +34,8 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "crewai": ("worker",),
     "prometheus_client": ("supervisor.metrics",),
     "psycopg": ("supervisor.fleet",),
+    "multidict": ("supervisor.fleet.relay",),
+    "yarl": ("supervisor.fleet.relay",),
 }
 
 #: Rooms of ours that only some may enter, so that nobody else can come to depend on what may not be installed.

@@ -1,0 +1,136 @@
+"""One replica's part in the fleet: its lease, its claim to Actions, its outbox and its relay, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from protocol.errors import FleetUnavailable
+from supervisor.config import FleetSettings
+from supervisor.fleet import registration
+from supervisor.fleet.database import Line, patience_s
+from supervisor.fleet.heart import Heart, boot_clock
+from supervisor.fleet.lease import Lease, Payload
+from supervisor.fleet.outbox import Teller
+from supervisor.fleet.ownership import FleetOwnership
+from supervisor.fleet.registration import Beat
+from supervisor.fleet.relay import Relay
+from supervisor.health import HealthReport
+from supervisor.jobs import Jobs
+from supervisor.journal import Journal
+from supervisor.log import get_log
+
+log = get_log(__name__)
+#: How long the end of the supervisor waits for the last endings to be told, seconds.
+LAST_WORDS_S = 2.0
+
+
+class Fleet:
+    """One replica. ``enable`` before the recovery, ``begin`` once jobs can be admitted, ``close`` at the end."""
+
+    def __init__(self, settings: FleetSettings, journal: Journal, *, version: str) -> None:
+        self.replica_id = settings.replica
+        self._journal = journal
+        self._settings = settings
+        patience = patience_s(settings.lease_s)
+        self._lines = {
+            name: Line(settings.database, f"{settings.replica} {name}", patience_s=patience)
+            for name in ("lease", "claims", "reads", "outbox")
+        }
+        payload = Payload(
+            replica_id=settings.replica,
+            url=settings.url,
+            instance_id=journal.instance_id,
+            journal_epoch=journal.epoch,
+            lease_s=settings.lease_s,
+            version=version,
+        )
+        self.lease = Lease(payload, lambda: uuid.uuid4().hex)
+        self.ownership = FleetOwnership(
+            self.lease,
+            replica_id=settings.replica,
+            claims=self._lines["claims"],
+            reads=self._lines["reads"],
+            clock=boot_clock,
+            patience_s=patience,
+        )
+        self.relay = Relay(self.ownership, journal, replica_id=settings.replica)
+        self._teller = Teller(
+            journal.outbox, self.lease, self._lines["outbox"], replica_id=settings.replica, clock=boot_clock
+        )
+        self._heart: Heart | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def enable(self) -> None:
+        """From now on the journal keeps endings for the fleet. Raises JournalUnavailable."""
+        await self._journal.outbox.enable()
+
+    def attend(self, jobs: Jobs, health: HealthReport) -> None:
+        """``begin`` for these jobs, with signs of life for as long as their machine is well."""
+        self.relay.attend(jobs)
+
+        def beat() -> Beat:
+            return Beat(draining=jobs.draining, running=jobs.running, queued=jobs.queued)
+
+        self.begin(beat=beat, faults=health.local_faults)
+
+    def begin(self, *, beat: Callable[[], Beat], faults: Callable[[], Sequence[str]]) -> None:
+        """Register, and do what a replica does until ``close``."""
+        self._heart = Heart(
+            self.lease,
+            self._lines["lease"],
+            replica_id=self.replica_id,
+            lease_s=self._settings.lease_s,
+            beat=beat,
+            faults=faults,
+        )
+        self._own(self._heart.run())
+        self._own(self.ownership.run())
+        self._own(self._teller.run())
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(_say_how_it_ended)
+        self._tasks.append(task)
+
+    def why_not(self) -> str | None:
+        """Why nothing is admitted; None while the lease is valid."""
+        if self.lease.valid(boot_clock()):
+            return None
+        return f"replica {self.replica_id} has no valid lease: {self.lease.why}"
+
+    def hurry(self) -> None:
+        """What the next heartbeat says has changed."""
+        if self._heart is not None:
+            self._heart.hurry()
+
+    async def close(self) -> None:
+        """Tell what can still be told, give the lease back, end everything. The database may be away for all that."""
+        with contextlib.suppress(TimeoutError, FleetUnavailable):
+            async with asyncio.timeout(LAST_WORDS_S):
+                while self._journal.outbox.waiting > 0 and self.lease.valid(boot_clock()):
+                    self._journal.outbox.bell.set()
+                    await asyncio.sleep(0.02)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        epoch, had = self.lease.epoch, self.lease.valid(boot_clock())
+        self.lease.release()
+        if had:
+            releasing = partial(registration.release, replica_id=self.replica_id, epoch=epoch)
+            with contextlib.suppress(TimeoutError, FleetUnavailable):
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await self._lines["lease"].run(releasing)
+        await self.relay.close()
+        for line in self._lines.values():
+            await line.close()
+
+
+def _say_how_it_ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.failure("fleet_task_broke", error)
