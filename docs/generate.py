@@ -17,7 +17,7 @@ from supervisor.cli.exits import MEANINGS
 from supervisor.doctor import CHECKS
 from supervisor.http.declare import EVERYWHERE, UNROUTED, Route
 from supervisor.http.routes import Routes
-from supervisor.metrics.table import LABELS, METRICS, Kind, Metric
+from supervisor.metrics.table import FLEET_METRICS, LABELS, METRICS, Kind, Metric
 
 ERRORS = Path(__file__).with_name("errors.md")
 METRICS_FILE = Path(__file__).with_name("metrics.md")
@@ -132,10 +132,16 @@ memory, descriptors), as every Prometheus client has them.
 """
 
 
+FLEET_HEAD = """Only a replica of a fleet ([fleet.md](fleet.md)) has these. `crew_supervisor_host_*` are the
+reference host's metrics under our prefix."""
+
+
 def metrics_document() -> str:
     """Text of metrics.md."""
     lines = [METRICS_HEAD, "| metric | kind | labels | what |", "|---|---|---|---|"]
     lines += [_metric_row(metric) for metric in METRICS]
+    lines += ["", "## In a fleet", "", FLEET_HEAD, "", "| metric | kind | labels | what |", "|---|---|---|---|"]
+    lines += [_metric_row(metric) for metric in FLEET_METRICS]
     lines += ["", "## Labels", "", "| label | values |", "|---|---|"]
     lines += [f"| `{name}` | {values} |" for name, values in LABELS.items()]
     return "\n".join(lines) + "\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from importlib import metadata
 
 import msgspec
@@ -11,6 +10,7 @@ import msgspec
 from protocol.operations import CONTROL_OPERATIONS
 from supervisor.cgroup import Tree
 from supervisor.jobs import Jobs
+from supervisor.ownership import Membership
 from supervisor.run.means import Means
 
 try:
@@ -78,14 +78,12 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class HealthReport:
     """Answers from memory only: nothing of it waits for a disk, a worker or a crew."""
 
-    def __init__(
-        self, means: Means, jobs: Jobs, tree: Tree | None, *, no_lease: Callable[[], str | None] | None = None
-    ) -> None:
-        """``no_lease``: why a replica of a fleet may not admit; None where there is no fleet."""
+    def __init__(self, means: Means, jobs: Jobs, tree: Tree | None, fleet: Membership | None = None) -> None:
+        """``fleet``: None where this supervisor stands alone."""
         self._means = means
         self._jobs = jobs
         self._tree = tree
-        self._no_lease = no_lease
+        self._fleet = fleet
         fallback = "keeper" if means.launcher.loader.settings.keeper else "group"
         #: How the stops of jobs are carried out.
         self.stop_method = fallback if tree is None else "cgroup"
@@ -108,12 +106,22 @@ class HealthReport:
             status=status, readiness=self._readiness(), durability=self._durability(), outcome=self._outcome()
         )
 
-    def local_faults(self) -> list[str]:
-        """Why work could not be carried out on this machine, whatever else there is to say; empty while it could."""
+    @property
+    def storage_fault(self) -> str | None:
+        """Why nothing can be recorded on this machine; None while something can."""
+        return self._journal().why
+
+    @property
+    def worker_fault(self) -> str | None:
+        """Why no worker could be started here, or stopped for certain; None while one could."""
         checks = self._local()
         if self._tree is not None and not os.access(self._tree.base.path, os.W_OK):
             checks["stops"] = _check(f"the cgroup {self._tree.base.path} cannot be used any more, so no stop is proved")
-        return [check.why for check in checks.values() if check.why is not None]
+        return next((check.why for name, check in checks.items() if name != "journal" and not check.ok), None)
+
+    def local_faults(self) -> list[str]:
+        """Why work could not be carried out on this machine, whatever else there is to say; empty while it could."""
+        return [fault for fault in (self.storage_fault, self.worker_fault) if fault is not None]
 
     def _local(self) -> dict[str, Check]:
         jobs, alive = self._jobs, self._means.launcher.mode.alive
@@ -126,7 +134,10 @@ class HealthReport:
 
     def _readiness(self) -> dict[str, Check]:
         checks = {**self._local(), "accepting": _check(self._jobs.why_draining)}
-        return checks if self._no_lease is None else {**checks, "lease": _check(self._no_lease())}
+        if self._fleet is None:
+            return checks
+        lease = self._fleet.lease_state()
+        return {**checks, "lease": _check(None if lease.valid else f"there is no valid lease: {lease.why}")}
 
     def _journal(self) -> Check:
         fault = self._means.journal.fault

@@ -1,4 +1,4 @@
-"""Whose an Action is, where several supervisors share it; alone, every Action is ours and nobody is asked."""
+"""Several supervisors, as the rest of one knows of them: whose an Action is, who there is. Alone, nobody is asked."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from protocol.api import FleetView, Retirement
 from supervisor.journal import NewJob
 
 
@@ -38,4 +39,31 @@ class Ownership(Protocol):
 
     async def seek(self, new: NewJob) -> None:
         """Raise what ``take`` would raise for an Action that somebody has; do nothing for one that nobody has."""
+        ...
+
+
+class LeaseState(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica's lease as it sees it itself. ``recovered_at``: Unix seconds; None if it was never recovered."""
+
+    valid: bool
+    why: str | None
+    recovered_at: float | None
+    heartbeat_failures: int
+    recovery_attempts: int
+    recoveries: int
+
+
+class Membership(Protocol):
+    """This supervisor's part in the fleet, and the others."""
+
+    def lease_state(self) -> LeaseState:
+        """From memory."""
+        ...
+
+    async def view(self) -> FleetView:
+        """The fleet as the database has it. Raises FleetUnavailable."""
+        ...
+
+    async def retire(self, replica_id: str, *, actor: str, evidence: str) -> Retirement:
+        """Write off a replica whose machine is gone. Raises ReplicaUnknown, ReplicaLive, FleetUnavailable."""
         ...

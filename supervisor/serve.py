@@ -126,7 +126,9 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._reload = asyncio.Event()
-        self._edge = Edge(settings.tokens, settings.read_tokens, dashboard=settings.dashboard)
+        self._edge = Edge(
+            settings.tokens, settings.read_tokens, dashboard=settings.dashboard, fleet=settings.fleet is not None
+        )
 
     async def serve(self) -> int:
         """Start, serve, drain. Raises StartError; nothing is left running then."""
@@ -189,11 +191,11 @@ class Supervisor:
         for job, task in recovered:
             jobs.adopt(job, task)
         jobs.trim_logs()
-        health = HealthReport(means, jobs, tree, no_lease=None if fleet is None else fleet.why_not)
-        exposition = Exposition(means, jobs, health)
+        health = HealthReport(means, jobs, tree, fleet)
+        exposition = Exposition(means, jobs, health, fleet)
         if fleet is not None:
             fleet.attend(jobs, health)
-        routes = Routes(means, jobs, health, exposition, relay=None if fleet is None else fleet.relay)
+        routes = Routes(means, jobs, health, exposition, fleet=fleet)
         return await self._listen(routes, jobs, means)
 
     async def _join(self, journal: Journal, stack: contextlib.AsyncExitStack) -> Fleet | None:

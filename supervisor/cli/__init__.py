@@ -11,6 +11,7 @@ from supervisor.cli import jobs, reading, server, starting
 from supervisor.cli.configuration import config_group
 from supervisor.cli.doctor import doctor
 from supervisor.cli.effects import effects_group
+from supervisor.cli.fleet import fleet_group
 from supervisor.cli.journal import journal_group
 from supervisor.cli.shared import config_option
 from supervisor.cli.units import install_units
@@ -35,8 +36,8 @@ def serve(config_path: Path | None) -> None:
 
 for command in (
     starting.submit, starting.wait, jobs.ps, jobs.show, reading.events, reading.logs, jobs.cancel, jobs.archive,
-    jobs.reconcile, jobs.evidence, effects_group, server.crews, server.drain, config_group, journal_group, doctor,
-    install_units,
+    jobs.reconcile, jobs.evidence, effects_group, server.crews, server.drain, fleet_group, config_group, journal_group,
+    doctor, install_units,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -16,10 +16,13 @@ from supervisor.client.answers import (
     EffectPage,
     Event,
     EventPage,
+    Fleet,
     Health,
     Job,
     JobEvidence,
     JobPage,
+    Replica,
+    Retirement,
 )
 from supervisor.client.capabilities import (
     CATALOGUE,
@@ -73,6 +76,9 @@ __all__ = [
     "Archived",
     "Health",
     "Draining",
+    "Fleet",
+    "Replica",
+    "Retirement",
     "Effect",
     "EffectPage",
     "Decision",

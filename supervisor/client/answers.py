@@ -162,6 +162,48 @@ class JobEvidence(msgspec.Struct, frozen=True, kw_only=True):
     audit: tuple[AuditEntry, ...] = ()
 
 
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica of a fleet as its database has it. ``lease_left_s`` is negative once the lease has ended."""
+
+    replica_id: str
+    url: str
+    epoch: int
+    lease_valid: bool
+    lease_left_s: float
+    draining: bool | None = None
+    running: int | None = None
+    queued: int | None = None
+    unfinished: int | None = None
+    version: str | None = None
+    instance_id: str | None = None
+    registered_at: float | None = None
+    retired_at: float | None = None
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """The replicas, and how the one that answered does; ``outbox``: endings that it has not told the others yet."""
+
+    replica_id: str
+    epoch: int
+    lease_valid: bool
+    why: str | None = None
+    outbox: int | None = None
+    heartbeat_failures: int | None = None
+    lease_recovery_attempts: int | None = None
+    lease_recoveries: int | None = None
+    replicas: tuple[Replica, ...] = ()
+
+
+class Retirement(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica that was retired; ``actions``: how many were written off as failed with it."""
+
+    replica_id: str
+    retired_at: float
+    actor: str | None = None
+    evidence: str | None = None
+    actions: int | None = None
+
+
 class Draining(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the server refuses new work, and how many jobs run and wait there."""
 

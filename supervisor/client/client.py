@@ -21,10 +21,12 @@ from supervisor.client.answers import (
     Effect,
     EffectPage,
     EventPage,
+    Fleet,
     Health,
     Job,
     JobEvidence,
     JobPage,
+    Retirement,
 )
 from supervisor.client.connection import MAX_RESPONSE_BYTES, TIMEOUT_S, Connection, Reply, decode, decode_job
 from supervisor.client.failures import ClientFailure, InvalidRequest
@@ -232,6 +234,25 @@ class Client:
     async def undrain(self) -> Draining:
         """Have it admit again."""
         return await self._get(Call(method="DELETE", path="/drain", mutation=True), Draining)
+
+    # --- fleet ---------------------------------------------------------------------------------------------------
+
+    async def fleet(self) -> Fleet:
+        """The replicas; RemoteRejected with status 404 where the server is none."""
+        return await self._get(Call(method="GET", path="/fleet"), Fleet)
+
+    async def retire(self, replica_id: str, *, actor: str, evidence: str) -> Retirement:
+        """Write off a replica whose machine is off for good; ``evidence``: how that is known.
+
+        RemoteRejected with status 409 says that its lease is valid.
+        """
+        call = Call(
+            method="POST",
+            path=f"/fleet/{check_id('replica_id', replica_id)}/retire",
+            body=canonical.compact({"actor": actor, "evidence": evidence}),
+            mutation=True,
+        )
+        return await self._get(call, Retirement)
 
     # --- effects -------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,6 @@ nothing of ours elects, replicates or gossips.
 """
 
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.registration import Beat
+from supervisor.fleet.schema import VERSION, make_schema
 
-__all__ = ["Beat", "Fleet"]
+__all__ = ["Fleet", "VERSION", "make_schema"]

@@ -154,17 +154,6 @@ class Line:
             task.cancel()
 
 
-async def connect(dsn: str) -> AsyncConnection:
-    """A connection of its own for one command. Raises FleetUnavailable."""
-    try:
-        connection = await AsyncConnection.connect(
-            dsn, autocommit=True, connect_timeout=int(PATIENCE_S), target_session_attrs="read-write"
-        )
-    except psycopg.Error as error:
-        raise _away(_why(error)) from None
-    return connection
-
-
 def _set_up(patience_s: float) -> Work[None]:
     """No statement outlives our patience by much, no commit is answered before it is durable, the tables are there."""
     limit_ms = str(int(patience_s * 1000))

@@ -9,9 +9,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+from protocol.api import FleetView, Retirement
 from protocol.errors import FleetUnavailable
 from supervisor.config import FleetSettings
-from supervisor.fleet import registration
+from supervisor.fleet import registration, roster
 from supervisor.fleet.database import Line, patience_s
 from supervisor.fleet.heart import Heart, boot_clock
 from supervisor.fleet.lease import Lease, Payload
@@ -23,6 +24,7 @@ from supervisor.health import HealthReport
 from supervisor.jobs import Jobs
 from supervisor.journal import Journal
 from supervisor.log import get_log
+from supervisor.ownership import LeaseState
 
 log = get_log(__name__)
 #: How long the end of the supervisor waits for the last endings to be told, seconds.
@@ -97,11 +99,42 @@ class Fleet:
         task.add_done_callback(_say_how_it_ended)
         self._tasks.append(task)
 
-    def why_not(self) -> str | None:
-        """Why nothing is admitted; None while the lease is valid."""
-        if self.lease.valid(boot_clock()):
-            return None
-        return f"replica {self.replica_id} has no valid lease: {self.lease.why}"
+    # --- supervisor.ownership.Membership -------------------------------------------------------------------------
+
+    def lease_state(self) -> LeaseState:
+        """The lease as this machine sees it."""
+        lease = self.lease
+        return LeaseState(
+            valid=lease.valid(boot_clock()),
+            why=lease.why,
+            recovered_at=None if self._heart is None else self._heart.recovered_at,
+            heartbeat_failures=lease.heartbeat_failures,
+            recovery_attempts=lease.recovery_attempts,
+            recoveries=lease.recoveries,
+        )
+
+    async def view(self) -> FleetView:
+        """The fleet as the database has it. Raises FleetUnavailable."""
+        replicas = await self._lines["reads"].run(roster.replicas)
+        lease = self.lease_state()
+        return FleetView(
+            replica_id=self.replica_id,
+            epoch=self.lease.epoch,
+            lease_valid=lease.valid,
+            why=None if lease.valid else lease.why,
+            outbox=self._journal.outbox.waiting,
+            heartbeat_failures=lease.heartbeat_failures,
+            lease_recovery_attempts=lease.recovery_attempts,
+            lease_recoveries=lease.recoveries,
+            replicas=replicas,
+        )
+
+    async def retire(self, replica_id: str, *, actor: str, evidence: str) -> Retirement:
+        """Write off a replica whose machine is gone. Raises ReplicaUnknown, ReplicaLive, FleetUnavailable."""
+        retiring = partial(roster.retire, replica_id=replica_id, actor=actor, evidence=evidence)
+        found = await self._lines["reads"].run(retiring)
+        log.warning("replica_retired", replica=replica_id, actor=actor, actions=found.actions)
+        return found
 
     def hurry(self) -> None:
         """What the next heartbeat says has changed."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import LiteralString
 
-from psycopg import AsyncConnection, errors
+from psycopg import AsyncConnection, Error, errors
 
 from protocol.errors import FleetUnavailable
 
@@ -92,6 +92,19 @@ MIGRATIONS: tuple[tuple[LiteralString, ...], ...] = (
     ),
 )
 VERSION = len(MIGRATIONS)
+
+
+async def make_schema(dsn: str) -> int:
+    """Make the schema, or bring it forward. Returns the version that was there. Raises FleetUnavailable."""
+    try:
+        connection = await AsyncConnection.connect(
+            dsn, autocommit=True, connect_timeout=10, target_session_attrs="read-write"
+        )
+        async with connection:
+            return await ensure(connection)
+    except Error as error:
+        text = str(error).strip().partition("\n")[0]
+        raise FleetUnavailable(f"the fleet's tables were not made: {text}; correct that and run it again") from None
 
 
 async def version_of(connection: AsyncConnection) -> int:

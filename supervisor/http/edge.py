@@ -35,6 +35,7 @@ log = get_log(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 #: Routes that answer without a token.
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
+FLEET_OPEN_PATHS = frozenset({"/ready"})
 #: Open as well, where the dashboard is served; nothing but its files is below.
 DASHBOARD_FILES = "/dashboard/"
 #: A whole body must have come within this many seconds.
@@ -111,9 +112,18 @@ def keep_garbage_quiet(record: logging.LogRecord) -> bool:
 class Edge:
     """Middleware and expect handler around the routes."""
 
-    def __init__(self, tokens: Sequence[str], read_tokens: Sequence[str] = (), *, dashboard: bool = False) -> None:
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        read_tokens: Sequence[str] = (),
+        *,
+        dashboard: bool = False,
+        fleet: bool = False,
+    ) -> None:
+        """``dashboard``, ``fleet``: what is open there is open, the rest of it is not there."""
         self._dashboard = dashboard
         self._heard: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
+        self._open_paths = OPEN_PATHS | FLEET_OPEN_PATHS if fleet else OPEN_PATHS
         self.set_tokens(tokens, read_tokens)
 
     def set_tokens(self, tokens: Sequence[str], read_tokens: Sequence[str]) -> None:
@@ -137,7 +147,7 @@ class Edge:
             raise ReadOnlyToken(f"this token may not {request.method}; use one that may change things")
 
     def _is_open(self, path: str) -> bool:
-        return path in OPEN_PATHS or (self._dashboard and (path == "/" or path.startswith(DASHBOARD_FILES)))
+        return path in self._open_paths or (self._dashboard and (path == "/" or path.startswith(DASHBOARD_FILES)))
 
     def _knows(self, request: web.BaseRequest) -> bool:
         """Whether the request has a token, where one is needed at all."""
@@ -166,7 +176,7 @@ class Edge:
             self._heard.add(request.transport)
         try:
             self._authorize(request)
-            if request.path in OPEN_PATHS:
+            if request.path in self._open_paths:
                 request[MAY_READ] = self._knows(request)
             return await handler(request)
         except CrewError as error:

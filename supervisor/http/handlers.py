@@ -33,6 +33,7 @@ from supervisor.job import Job, view_of
 from supervisor.jobs import Jobs
 from supervisor.journal import Admission, JobRecord
 from supervisor.metrics.exposition import Exposition
+from supervisor.ownership import OwnedElsewhere
 from supervisor.run.ending import TimedOut
 from supervisor.run.means import Means
 
@@ -126,6 +127,9 @@ class Handlers(Ground):
             admission, job = await self._jobs.admit(start.new, start.input_json, key_digest=start.key_digest)
         except CrewError as error:
             meters.refused(error)
+            raise
+        except OwnedElsewhere:
+            meters.passed_on()
             raise
         request.pop(KEPT_BODY, None)  # it is ours: nobody else will want the bytes
         meters.admitted(start.new.crew_id, fresh=admission.fresh)

@@ -19,6 +19,8 @@ from protocol.api import (
     EffectList,
     EffectView,
     EventSlice,
+    FleetView,
+    HostReady,
     JobEvidence,
     JobList,
     JobReconcileRequest,
@@ -26,6 +28,9 @@ from protocol.api import (
     KeyId,
     Output,
     ReconcileRequest,
+    ReplicaId,
+    Retirement,
+    RetireRequest,
     StartRequest,
     StreamEvent,
 )
@@ -45,6 +50,7 @@ from protocol.errors import (
     EffectNotFound,
     EffectNotOpen,
     EffectsOpen,
+    FleetUnavailable,
     IfMatchMissing,
     InputInvalid,
     JournalFull,
@@ -56,6 +62,8 @@ from protocol.errors import (
     OperationDisabled,
     OutcomeCertain,
     OwnerRetired,
+    ReplicaLive,
+    ReplicaUnknown,
     RouteUnknown,
     StopUnconfirmed,
     UnknownAction,
@@ -88,6 +96,7 @@ from supervisor.http.declare import (
 )
 from supervisor.http.edge import Edge, finish_headers, keep_garbage_quiet, unrouted
 from supervisor.http.effects import EffectHandlers
+from supervisor.http.fleet import FleetHandlers
 from supervisor.http.ground import CREW_HEADER, Ground
 from supervisor.http.handlers import CONFIRMATION_HEADER, Handlers
 from supervisor.http.operating import OperatorHandlers
@@ -97,6 +106,7 @@ from supervisor.jobs import Jobs
 from supervisor.journal import RowQuarantined
 from supervisor.journal.effects import EffectQuarantined
 from supervisor.metrics.exposition import Exposition
+from supervisor.ownership import Membership
 from supervisor.run.means import Means
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT)]
@@ -139,6 +149,7 @@ EFFECT_FILTERS = (
     *PAGE,
 )
 KEY_ID = Parameter("key_id", "path", KeyId, "The effect's key id.", required=True)
+REPLICA = Parameter("replica_id", "path", ReplicaId, "The replica's id.", required=True)
 IF_MATCH = Parameter("If-Match", "header", str, "The ETag of the effect as it was looked at.", required=True)
 ETAG = Header("ETag", str, "The effect's version in quotes.", required=True)
 THE_EFFECT = Answer(200, "The effect.", EffectView, headers=(ETAG,))
@@ -251,11 +262,28 @@ DASHBOARD: tuple[Route, ...] = (
     ),
 )  # fmt: skip
 
-TABLE = (*API, *DASHBOARD)
+#: Served only by a replica of a fleet.
+FLEET: tuple[Route, ...] = (
+    Route(
+        "GET", "/ready", FleetHandlers.host_ready, "Whether new work would be taken, as the reference's host says it",
+        (Answer(200, "Yes.", HostReady), Answer(503, "No; with a token it says why.", HostReady)), open=True,
+    ),
+    Route(
+        "GET", "/fleet", FleetHandlers.fleet, "Every replica, and how the answering one does",
+        (Answer(200, "The fleet.", FleetView),), (FleetUnavailable,),
+    ),
+    Route(
+        "POST", "/fleet/{replica_id}/retire", FleetHandlers.retire, "Write off a replica that is gone for good",
+        (Answer(200, "It is retired.", Retirement),), (ReplicaUnknown, ReplicaLive, FleetUnavailable, *JOURNAL),
+        (REPLICA,), RetireRequest,
+    ),
+)  # fmt: skip
+
+TABLE = (*API, *DASHBOARD, *FLEET)
 
 
 class Relay(Protocol):
-    """What stands between the check of the token and the handlers."""
+    """Stands between the check of the token and the handlers, and passes on what is about others' Actions."""
 
     @property
     def middleware(self) -> Middleware: ...
@@ -265,19 +293,27 @@ class Relay(Protocol):
         ...
 
 
+class Member(Membership, Protocol):
+    """A replica of a fleet."""
+
+    @property
+    def relay(self) -> Relay: ...
+
+
 class Routes:
     """The table with its handlers at work."""
 
     def __init__(
-        self, means: Means, jobs: Jobs, health: HealthReport, exposition: Exposition, *, relay: Relay | None = None
+        self, means: Means, jobs: Jobs, health: HealthReport, exposition: Exposition, *, fleet: Member | None = None
     ) -> None:
-        """``relay``: passes requests about Actions of other replicas on, where there are any."""
-        self._relay = relay
-        self._rows = TABLE if means.settings.dashboard else API
+        """``fleet``: what makes this one of several, if it is."""
+        self._relay = None if fleet is None else fleet.relay
+        self._rows = (*API, *(DASHBOARD if means.settings.dashboard else ()), *(() if fleet is None else FLEET))
         document = openapi.document(self._rows, version=VERSION)
         handlers = Handlers(means, jobs, health, exposition=exposition, openapi=document)
         self._streaming: tuple[Ground, ...] = (handlers, EffectHandlers(means, jobs), OperatorHandlers(means, jobs))
-        self._groups: tuple[object, ...] = (*self._streaming, Pages()) if means.settings.dashboard else self._streaming
+        others = () if fleet is None else (FleetHandlers(means, jobs, health, fleet),)
+        self._groups: tuple[object, ...] = (*self._streaming, Pages(), *others)
 
     @staticmethod
     def table() -> tuple[Route, ...]:

@@ -21,6 +21,7 @@ from supervisor.job import Job, LiveWorker
 from supervisor.jobs import Jobs
 from supervisor.metrics.meters import Meters
 from supervisor.metrics.table import Kind, metric
+from supervisor.ownership import Membership
 from supervisor.processes import resident_bytes
 from supervisor.run.means import Means
 
@@ -31,9 +32,11 @@ Sample = tuple[tuple[str, ...], float]
 class Exposition:
     """Renders the metrics of one supervisor."""
 
-    def __init__(self, means: Means, jobs: Jobs, health: HealthReport) -> None:
+    def __init__(self, means: Means, jobs: Jobs, health: HealthReport, fleet: Membership | None = None) -> None:
         self._registry = means.meters.registry
         self._registry.register(Lookup(means.meters, means, jobs, health))
+        if fleet is not None:
+            self._registry.register(FleetLookup(means, jobs, health, fleet))
         ProcessCollector(registry=self._registry)
 
     def render(self, accept: str) -> tuple[bytes, str]:
@@ -111,6 +114,35 @@ class Lookup(Collector):
         yield single("crew_supervisor_template_restarts_total", launcher.mode.restarts)
         yield single("crew_supervisor_template_processes", len(pids))
         yield single("crew_supervisor_template_memory_bytes", sum(resident_bytes(pid) or 0 for pid in pids))
+
+
+class FleetLookup(Collector):
+    """What a replica of a fleet has beside."""
+
+    def __init__(self, means: Means, jobs: Jobs, health: HealthReport, fleet: Membership) -> None:
+        self._means = means
+        self._jobs = jobs
+        self._health = health
+        self._fleet = fleet
+
+    def collect(self) -> Iterable[Family]:
+        """Every family of FLEET_METRICS."""
+        meters, lease = self._means.meters, self._fleet.lease_state()
+        values = {
+            "host_ready": self._health.ready and self._health.worker_fault is None,
+            "host_storage_ready": self._health.storage_fault is None,
+            "host_in_flight": self._jobs.active,
+            "host_requests_total": meters.requests,
+            "host_rejected_total": meters.rejected,
+            "host_heartbeat_failures_total": lease.heartbeat_failures,
+            "host_lease_recovery_attempts_total": lease.recovery_attempts,
+            "host_lease_recoveries_total": lease.recoveries,
+            "fleet_lease_valid": lease.valid,
+            "fleet_outbox_endings": self._means.journal.outbox.waiting,
+            "fleet_relayed_total": meters.relayed,
+        }
+        for name, value in values.items():
+            yield single(f"crew_supervisor_{name}", value)
 
 
 _WITHOUT_WORK = (Phase.QUEUED, Phase.DONE)

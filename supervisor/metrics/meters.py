@@ -40,6 +40,8 @@ class Meters(Watch):
         self._events = self._counter("crew_supervisor_events_total")
         #: ``with meters.streams.track_inprogress()`` counts one open stream.
         self.streams: Gauge = Gauge(*_described(metric("crew_supervisor_streams_open")), registry=self.registry)
+        #: Requests to start work, however they ended; those that were refused; those that were passed on.
+        self.requests = self.rejected = self.relayed = 0
         self._begin_at_zero()
 
     def _counter(self, name: str) -> Counter:
@@ -79,11 +81,19 @@ class Meters(Watch):
         """A request to start work was answered with a record."""
         if crew_id not in self._begun:
             self._begin_endings(crew_id)
+        self.requests += 1
         self._admissions.labels("fresh" if fresh else "repeat", "").inc()
 
     def refused(self, error: CrewError) -> None:
         """A request to start work was answered with an error."""
+        self.requests += 1
+        self.rejected += 1
         self._admissions.labels("conflict" if isinstance(error, ActionConflict) else "refused", error.code).inc()
+
+    def passed_on(self) -> None:
+        """A request to start work went to another replica, which counts it too."""
+        self.requests += 1
+        self.relayed += 1
 
     def told_to_go(self, *, admitted_at: float, launch_s: float) -> None:
         """A worker got its ``go``; ``admitted_at`` is Unix seconds."""

@@ -37,7 +37,7 @@ class Metric(NamedTuple):
 #: What a label's values are; each set is small and known before the first request comes.
 LABELS: dict[str, str] = {
     "crew_id": f"id of a crew: configuration, not input; crews beyond the first {MAX_CREWS} share `{OTHER_CREWS}`",
-    "check": "checks of `/health`: `journal`, `template`, `slots`, `accepting`",
+    "check": "checks of `/health`: `journal`, `template`, `slots`, `accepting`; in a fleet `lease`",
     "code": "a code of [errors.md](errors.md), empty for what was admitted",
     "confirmed": "`true` or `false`",
     "launch_mode": "`fork` or `spawn`",
@@ -166,7 +166,34 @@ METRICS: tuple[Metric, ...] = (
     Metric("crew_supervisor_streams_open", Kind.GAUGE, "Event streams that readers hold open."),
 )  # fmt: skip
 
-_BY_NAME = {metric.name: metric for metric in METRICS}
+#: Of a replica of a fleet: those of the reference's host, under our prefix, and our own.
+FLEET_METRICS: tuple[Metric, ...] = (
+    Metric("crew_supervisor_host_ready", Kind.GAUGE, "Whether new work would be admitted, as /ready says."),
+    Metric("crew_supervisor_host_storage_ready", Kind.GAUGE, "Whether the journal can be written."),
+    Metric("crew_supervisor_host_in_flight", Kind.GAUGE, "Jobs of this replica without a terminal record."),
+    Metric(
+        "crew_supervisor_host_requests_total", Kind.COUNTER,
+        "Requests to start work that came with a valid token, those passed on to another replica included.",
+    ),
+    Metric("crew_supervisor_host_rejected_total", Kind.COUNTER, "Those of them that were refused here."),
+    Metric(
+        "crew_supervisor_host_heartbeat_failures_total", Kind.COUNTER,
+        "Heartbeats and registrations that the database did not answer.",
+    ),
+    Metric(
+        "crew_supervisor_host_lease_recovery_attempts_total", Kind.COUNTER,
+        "Registrations sent after a lease had ended.",
+    ),
+    Metric("crew_supervisor_host_lease_recoveries_total", Kind.COUNTER, "Those of them that were granted."),
+    Metric("crew_supervisor_fleet_lease_valid", Kind.GAUGE, "Whether the lease is valid, as this machine sees it."),
+    Metric("crew_supervisor_fleet_outbox_endings", Kind.GAUGE, "Endings that the fleet has not been told yet."),
+    Metric(
+        "crew_supervisor_fleet_relayed_total", Kind.COUNTER,
+        "Requests to start work that were passed on to their owner.",
+    ),
+)  # fmt: skip
+
+_BY_NAME = {metric.name: metric for metric in (*METRICS, *FLEET_METRICS)}
 
 
 def metric(name: str) -> Metric:

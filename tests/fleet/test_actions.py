@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,9 +223,10 @@ def test_endings_are_told_to_the_fleet(lasting: Lasting, postgres: Postgres) -> 
     owner, other, _ = lasting.servers
     start(owner, "good")
     start(owner, "bad", "failing")
-    asked = "SELECT action_id, status, uncertain, said_by FROM crew_supervisor.actions WHERE action_id = ANY(%s) ORDER BY 1"
-    wanted = [("bad", "failed", True, "owner"), ("good", "completed", False, "owner")]
-    wait_for(lambda: postgres.ask(lasting.database, asked, ["bad", "good"]) == wanted, "both endings are told")
+    asked = "SELECT status, uncertain, said_by FROM crew_supervisor.actions WHERE action_id = %s"
+    for action_id, wanted in {"good": ("completed", False, "owner"), "bad": ("failed", True, "owner")}.items():
+        told = partial(postgres.ask, lasting.database, asked, action_id)
+        wait_for(lambda told=told, wanted=wanted: told() == [wanted], f"the ending of {action_id} is told")
     wait_status(other, "bad", "failed")
 
 

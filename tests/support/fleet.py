@@ -54,7 +54,7 @@ class Namespaces:
     def __init__(self, postgres: Postgres, database: str, count: int) -> None:
         self._postgres, self._database = postgres, database
         tag = f"{os.getpid() % 100_000}{next(_numbers)}"
-        self._net = os.getpid() % 250
+        self._net = _free_net()
         self._bridges = (f"cfd{tag}", f"cfh{tag}")
         self._names = [f"crew-fleet-{tag}-{number}" for number in range(count)]
         self._legs = [(f"cd{tag}{number}", f"ch{tag}{number}") for number in range(count)]
@@ -114,6 +114,13 @@ class Relayed:
 
     def heal(self, number: int) -> None:
         self.relays[number].heal()
+
+
+def _free_net() -> int:
+    """A number that no bridge of such a network has, here or in another run."""
+    taken = subprocess.run(["ip", "-4", "address"], capture_output=True, text=True, timeout=30, check=True).stdout
+    wanted = (os.getpid() + number for number in range(250))
+    return next(number % 250 for number in wanted if f" 198.18.{number % 250}.254/" not in taken)
 
 
 def namespaces_allowed() -> bool:

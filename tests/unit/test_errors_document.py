@@ -40,6 +40,6 @@ def test_a_refusal_before_any_effect_is_of_the_class_that_callers_take_for_certa
     """Wire contract, 16.7: a status from 500 up tells the caller that something may have happened."""
     uncertain = {error.code for route in Routes.table() for error in route.all_errors if error.status >= 500}
     assert uncertain == {
-        "action_failed", "action_timed_out", "journal_full", "journal_unavailable", "not_accepting",
-        "stop_unconfirmed",
+        "action_failed", "action_timed_out", "fleet_unavailable", "journal_full", "journal_unavailable",
+        "lease_invalid", "not_accepting", "owner_unavailable", "stop_unconfirmed",
     }  # fmt: skip
