@@ -165,7 +165,6 @@ class Jobs:
         if await journal.fence(new) is None:
             journal.refuse_new(new.action_id, retained_limit=self._means.settings.max_retained_runs)
             await ownership.take(new)
-            points.reach("ownership.taken")
 
     def _begin(self, record: JobRecord, input_json: bytes, key_digest: str) -> Job:
         job = Job(record, input_json, key_digest=key_digest)

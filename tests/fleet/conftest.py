@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,8 @@ import pytest
 from tests.support.fleet import Network, Replicas, network
 from tests.support.postgres import Postgres
 from tests.support.server import Server
+
+Starts = Callable[[int], list[Server]]
 
 
 class Lasting(NamedTuple):
@@ -53,6 +55,12 @@ def replicas(tmp_path: Path, machines: Network) -> Iterator[Replicas]:
     made = Replicas(tmp_path, machines)
     yield made
     made.close()
+
+
+@pytest.fixture
+def starts(replicas: Replicas) -> Starts:
+    """Start as many replicas."""
+    return replicas.start
 
 
 @pytest.fixture

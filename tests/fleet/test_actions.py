@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import sqlite3
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.fleet.checks import check_one_execution, start
 from tests.fleet.conftest import Lasting
-from tests.support.client import Answer
 from tests.support.fleet import Replicas, wait_for, wait_status
 from tests.support.postgres import Postgres
 from tests.support.raw import RawConnection, head
@@ -23,35 +22,11 @@ LAST_CHUNK = b"\r\n0\r\n\r\n"
 OWNER = "SELECT replica_id FROM crew_supervisor.actions WHERE action_id = %s"
 
 
-def start(server: Server, action_id: str, crew_id: str = "instant", **given: Any) -> Answer:
-    return server.client().start(action_id, crew_id, input={"action": action_id, **given})
-
-
-def at_once(servers: list[Server], action_id: str, clients: int) -> list[Answer]:
-    """So many clients, spread over the replicas, that send the same request together."""
-    gate = threading.Barrier(clients)
-
-    def send(number: int) -> Answer:
-        gate.wait()
-        return start(servers[number % len(servers)], action_id)
-
-    with ThreadPoolExecutor(clients) as pool:
-        return list(pool.map(send, range(clients)))
-
-
-def test_fifty_clients_and_three_replicas_execute_an_action_once(lasting: Lasting) -> None:
-    replicas, three, _ = lasting
-    owners = set()
-    for number in range(ROUNDS):
-        answers = at_once(three, f"round-{number}", CLIENTS)
-        assert {answer.status for answer in answers} == {200}, Counter(answer.status for answer in answers)
-        assert len({answer.body for answer in answers}) == 1
-        fresh = [answer for answer in answers if "idempotency-replayed" not in answer.headers]
-        assert len(fresh) == 1, "one admission, and everybody else repeats it"
-        owners |= {answer.headers.get("x-crew-fleet-replica") for answer in answers}
-    executed = [name for name in replicas.executed() if name.startswith("round-")]
-    assert Counter(executed) == {f"round-{number}": 1 for number in range(ROUNDS)}
-    assert len(owners) > 1
+def test_fifty_clients_and_three_replicas_execute_an_action_once(lasting: Lasting, postgres: Postgres) -> None:
+    replicas, three, database = lasting
+    check_one_execution(replicas, prefix="round", clients=CLIENTS, rounds=ROUNDS)
+    owners = "SELECT count(DISTINCT replica_id) FROM crew_supervisor.actions WHERE action_id LIKE 'round-%'"
+    assert postgres.ask(database, owners)[0][0] > 1
 
     conflicts = [start(server, "round-0", other="material") for server in three for _ in range(3)]
     assert [(answer.status, answer.json()["code"]) for answer in conflicts] == [(409, "action_conflict")] * 9
@@ -91,8 +66,6 @@ def test_every_route_about_an_action_leads_to_its_owner(lasting: Lasting) -> Non
 
 
 def _audit(server: Server) -> list[Any]:
-    import sqlite3
-
     with sqlite3.connect(server.state_file) as journal:
         return [{"actor": actor, "act": act} for actor, act in journal.execute("SELECT actor, act FROM audit")]
 

@@ -7,15 +7,15 @@ import itertools
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from tests.support import procs
 from tests.support.client import Client
 from tests.support.postgres import Postgres, free_port
-from tests.support.server import Server
+from tests.support.server import ROOT, Server
 from tests.support.tcp_relay import TcpRelay
 
 LEASE_S = 3.0
@@ -189,6 +189,7 @@ class Replicas:
             "port": machine.port,
             "max_concurrency": 8,
             "grace_s": 0.0,
+            "drain_s": 0.2,
             "fleet": {
                 "replica": replica or f"replica-{number}",
                 "url": f"http://{machine.host}:{machine.port}",
@@ -219,6 +220,19 @@ class Replicas:
             listens(server)
             registered(server)
         return self.servers
+
+    def command(self, server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of the program against one replica."""
+        places = {
+            "CREW_SUPERVISOR_SERVER": server.url,
+            "AIP_CREWAI_BEARER_TOKEN_FILE": str(server.directory / "token"),
+            "PYTHONPATH": str(ROOT),
+            "PATH": os.environ["PATH"],
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "supervisor", *arguments],
+            env=places, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
 
     def close(self) -> None:
         """End all of them."""
@@ -266,6 +280,3 @@ def wait_for(look: Any, what: str, *, deadline_s: float = 30.0) -> Any:
             return found
         assert time.monotonic() < give_up, f"not within {deadline_s:g} s: {what}"
         time.sleep(0.05)
-
-
-__all__ = ["LEASE_S", "Network", "Replicas", "network", "procs", "registered", "relayed", "wait_for", "wait_status"]

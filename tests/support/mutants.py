@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from supervisor import __main__ as entry
 from supervisor import serve
 from supervisor.cgroup import Leaf
 from supervisor.effects import Desk
+from supervisor.jobs import Jobs
 from supervisor.journal import Ledger, readers
 from supervisor.journal.writer import Writer
 from supervisor.predecessor import Predecessor
@@ -184,6 +186,48 @@ def trusting() -> None:
     replace(Predecessor, "vacate", vacate)
 
 
+def mortal() -> None:
+    """No mechanism is broken: where CREW_TESTS_MORTAL is set, the process dies once an Action's owner is recorded."""
+    own = Jobs._own_action
+
+    async def own_and_die(jobs: Jobs, new: Any, ownership: Any) -> None:
+        await own(jobs, new, ownership)
+        if "CREW_TESTS_MORTAL" in os.environ:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    replace(Jobs, "_own_action", own_and_die)
+
+
+def unowned() -> None:
+    """Actions are admitted without asking whose they are."""
+    from supervisor.fleet.ownership import FleetOwnership
+
+    async def take(ownership: FleetOwnership, new: Any) -> None:
+        pass
+
+    replace(FleetOwnership, "take", take)
+
+
+def guessing() -> None:
+    """An answer of the database that was lost is taken for a yes."""
+    from supervisor.fleet.ownership import FleetOwnership
+
+    async def put_back(ownership: FleetOwnership, batch: list[Any], error: Exception) -> None:
+        for _, settled, _ in batch:
+            settled.set_result(None)
+
+    replace(FleetOwnership, "_put_back", put_back)
+
+
+def ageless() -> None:
+    """A lease ends neither here nor, for heartbeats, in the database."""
+    from supervisor.fleet import registration
+    from supervisor.fleet.lease import Lease
+
+    replace(Lease, "look", lambda lease, now: None)
+    replace_in(registration, "_RENEW", registration._RENEW.replace("AND expires_at > clock_timestamp()", ""))
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "toothless": toothless,
     "blind": blind,
@@ -200,6 +244,10 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "blocked": blocked,
     "deaf": deaf,
     "trusting": trusting,
+    "mortal": mortal,
+    "unowned": unowned,
+    "guessing": guessing,
+    "ageless": ageless,
 }
 
 
