@@ -80,6 +80,7 @@ class Teller:
         self._line = line
         self._replica_id = replica_id
         self._clock = clock
+        self._silenced = False
 
     async def run(self) -> None:
         """Tell until cancelled."""
@@ -107,12 +108,15 @@ class Teller:
             others = await self._line.run(telling)
             await self._outbox.remove([fact.id for fact in facts])
         except (FleetUnavailable, JournalUnavailable) as error:
-            log.warning("endings_not_told", waiting=self._outbox.waiting, why=error.detail)
+            if not self._silenced:
+                log.warning("endings_not_told", waiting=self._outbox.waiting, why=error.detail)
+            self._silenced = True
             return False
         except Fenced:
             if epoch == self._lease.epoch:
                 self._lease.fenced(f"the database refused epoch {epoch}")
             return False
+        self._silenced = False
         if others:
             log.error("endings_of_others", action_ids=others[:20], count=len(others))
         return len(facts) == PAGE

@@ -221,6 +221,11 @@ async def test_without_a_lease_nothing_is_taken(line: Line, expire: Expire) -> N
 
 
 async def test_an_older_epoch_takes_nothing(line: Line, expire: Expire) -> None:
+    await check_older_epoch(line, expire)
+
+
+async def check_older_epoch(line: Line, expire: Expire) -> None:
+    """What an epoch that is over writes is refused; the next one's is taken."""
     await register(line, request())
     expire("a")
     await register(line, request(request_id="r2"))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from tests.support.client import Client
+from tests.support.declared import Declared, DeclaredClient
 from tests.support.postgres import Postgres, free_port
 from tests.support.server import ROOT, Server
 from tests.support.tcp_relay import TcpRelay
@@ -162,6 +163,19 @@ def _ip(*arguments: str, check: bool = True) -> None:
     subprocess.run(["ip", *arguments], check=check, capture_output=True, timeout=30)
 
 
+class Replica(Server):
+    """One supervisor of a fleet; whatever it answers must be declared in its own document."""
+
+    _declared: Declared | None = None
+
+    def client(self, *, timeout_s: float = 60.0) -> Client:
+        """A client that checks every answer against the replica's OpenAPI document."""
+        plain = super().client(timeout_s=timeout_s)
+        if self._declared is None:
+            self._declared = Declared.of(plain)
+        return DeclaredClient(plain, self._declared)
+
+
 class Replicas:
     """Supervisors of one fleet; each execution of theirs appends its Action to one file."""
 
@@ -197,7 +211,7 @@ class Replicas:
             },
             **(settings or {}),
         }
-        server = Server(
+        server = Replica(
             self.directory / f"replica-{number}",
             registry=registry,
             settings=chosen,
@@ -254,11 +268,6 @@ def listens(server: Server) -> Server:
 def registered(server: Server, *, skip: int = 0, deadline_s: float = 30.0) -> dict[str, Any]:
     """Wait for a registration; ``skip``: log lines to leave out."""
     return server.wait_log("replica_registered", deadline_s=deadline_s, skip=skip)
-
-
-def client_of(server: Server, *, timeout_s: float = 60.0) -> Client:
-    """A client of one replica."""
-    return server.client(timeout_s=timeout_s)
 
 
 def wait_status(server: Server, action_id: str, status: str, *, deadline_s: float = 30.0) -> Any:

@@ -82,6 +82,8 @@ class Postgres:
         options = {
             "listen_addresses": ",".join(self._addresses), "port": self.port, "unix_socket_directories": "",
             "max_connections": 200, "log_min_messages": "warning",
+            # After a kill the recovery syncs every file; one call does that for all of them.
+            "recovery_init_sync_method": "syncfs",
         }  # fmt: skip
         arguments = [f"-c{name}={value}" for name, value in options.items()]
         with (self.directory / "log").open("ab") as log:
