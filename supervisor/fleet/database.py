@@ -60,6 +60,7 @@ class Line:
         self._refused_until = 0.0
         self._abandoned: set[asyncio.Task[object]] = set()
         self._abandonments = 0
+        self._has_tables = False
 
     async def run(self, work: Work[T]) -> T:
         """Do ``work`` and return what it returns. Raises FleetUnavailable: whether anything was done is not known."""
@@ -96,7 +97,7 @@ class Line:
                 if abandonments != self._abandonments:
                     raise _away("its answer came too late")
             connection = self._connection = await self._connect()
-            await self._attempt(_set_up(self._patience_s), connection)
+            await self._attempt(self._set_up, connection)
             return await self._attempt(work, connection)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             raise _away(_why(error)) from None
@@ -126,6 +127,22 @@ class Line:
             tcp_user_timeout=10_000,
         )
 
+    async def _set_up(self, connection: AsyncConnection) -> None:
+        """No statement outlives our patience by much, no commit is answered before it is durable."""
+        limit_ms = str(int(self._patience_s * 1000))
+        await connection.execute(
+            """SELECT set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false),
+                      set_config('idle_in_transaction_session_timeout', %s, false),
+                      set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit')
+                          IN ('off', 'local', 'remote_write') THEN 'on' ELSE current_setting('synchronous_commit') END,
+                          false)""",
+            (limit_ms, limit_ms, limit_ms),
+        )
+        # Once: a newer version may bring the tables forward while we run, and we go on with them.
+        if not self._has_tables:
+            await schema.ensure(connection)
+            self._has_tables = True
+
     def _abandon(self, task: asyncio.Task[object]) -> None:
         """Leave a statement to itself. Cancelling it would have libpq wait for a server that may be gone."""
         connection, self._connection = self._connection, None
@@ -152,24 +169,6 @@ class Line:
                 await connection.close()
         for task in list(self._abandoned):
             task.cancel()
-
-
-def _set_up(patience_s: float) -> Work[None]:
-    """No statement outlives our patience by much, no commit is answered before it is durable, the tables are there."""
-    limit_ms = str(int(patience_s * 1000))
-
-    async def set_up(connection: AsyncConnection) -> None:
-        await connection.execute(
-            """SELECT set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false),
-                      set_config('idle_in_transaction_session_timeout', %s, false),
-                      set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit')
-                          IN ('off', 'local', 'remote_write') THEN 'on' ELSE current_setting('synchronous_commit') END,
-                          false)""",
-            (limit_ms, limit_ms, limit_ms),
-        )
-        await schema.ensure(connection)
-
-    return set_up
 
 
 def _hang_up(connection: AsyncConnection) -> None:

@@ -136,11 +136,6 @@ class Fleet:
         log.warning("replica_retired", replica=replica_id, actor=actor, actions=found.actions)
         return found
 
-    def hurry(self) -> None:
-        """What the next heartbeat says has changed."""
-        if self._heart is not None:
-            self._heart.hurry()
-
     async def close(self) -> None:
         """Tell what can still be told, give the lease back, end everything. The database may be away for all that."""
         with contextlib.suppress(TimeoutError, FleetUnavailable):

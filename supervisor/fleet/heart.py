@@ -18,8 +18,10 @@ log = get_log(__name__)
 #: Heartbeats within a lease; after a failure they come more often.
 BEATS_PER_LEASE = 3
 TRIES_PER_LEASE = 10
-#: Beyond the end of another's lease, seconds.
+#: Beyond the end of a lease that is waited for, seconds.
 MARGIN_S = 0.05
+#: How soon the others learn that this replica drains, seconds.
+LOOK_S = 1.0
 
 
 def boot_clock() -> float:
@@ -48,27 +50,21 @@ class Heart:
         self._beat_of = beat
         self._faults = faults
         self._asked_at = 0.0
-        self._wake = asyncio.Event()
-        #: Set with each grant, cleared by nobody: whoever waits for the first one looks at it.
-        self.granted = asyncio.Event()
+        self._said_draining = False
         #: Unix seconds of this machine's clock, for people: when the lease was last recovered; None if it never was.
         self.recovered_at: float | None = None
-
-    def hurry(self) -> None:
-        """Send the next sign of life now: what it says has changed."""
-        self._wake.set()
 
     async def run(self) -> None:
         """Beat. Ends by itself once the replica is retired."""
         while self._lease.standing not in (Standing.RETIRED, Standing.RELEASED):
-            self._wake.clear()
-            pause_s = await self._step()
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            next_at = boot_clock() + await self._step()
+            while (left_s := next_at - boot_clock()) > 0 and not self._drains_otherwise():  # noqa: ASYNC110 - a clock
+                await asyncio.sleep(min(left_s, LOOK_S))
         log.error("replica_out", replica=self._replica_id, standing=self._lease.standing.value, why=self._lease.why)
+
+    def _drains_otherwise(self) -> bool:
+        """Whether the last heartbeat said something else about draining than what is so now."""
+        return self._lease.standing is Standing.VALID and self._beat_of().draining is not self._said_draining
 
     async def _step(self) -> float:
         """One heartbeat or registration. Returns how long to wait for the next, seconds."""
@@ -91,11 +87,10 @@ class Heart:
         return round(self._lease.left_s(boot_clock()), 3)
 
     async def _renew(self) -> float:
-        sent_at, epoch = boot_clock(), self._lease.epoch
+        sent_at, epoch, beat = boot_clock(), self._lease.epoch, self._beat_of()
+        self._said_draining = beat.draining
         try:
-            await self._line.run(
-                partial(registration.renew, replica_id=self._replica_id, epoch=epoch, beat=self._beat_of())
-            )
+            await self._line.run(partial(registration.renew, replica_id=self._replica_id, epoch=epoch, beat=beat))
         except LeaseInvalid as error:
             self._lease.fenced(error.detail)
             log.error("lease_lost", replica=self._replica_id, epoch=epoch, why=error.detail)
@@ -115,13 +110,21 @@ class Heart:
             return self._every_s
         self._lease.rejected(verdict.why, retired=verdict.retired)
         log.warning("registration_refused", replica=self._replica_id, why=verdict.why, retired=verdict.retired)
-        return self._retry_s if verdict.wait_s is None else min(verdict.wait_s + MARGIN_S, self._every_s)
+        if verdict.wait_s is None:
+            return self._retry_s
+        if self._lease.epoch:
+            # It may be our own: a heartbeat whose answer came too late for us. Another epoch's is not touched.
+            await self._line.run(
+                partial(registration.release, replica_id=self._replica_id, epoch=self._lease.epoch)
+            )
+            return MARGIN_S
+        return min(verdict.wait_s + MARGIN_S, self._every_s)
 
     def _take(self, request: Request, verdict: Granted) -> None:
         if self._lease.epoch:
             self.recovered_at = time.time()
         self._lease.granted(verdict.epoch, sent_at=self._asked_at)
-        self.granted.set()
+        self._said_draining = False
         log.info(
             "replica_registered",
             replica=self._replica_id,

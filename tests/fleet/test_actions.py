@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.fleet.checks import check_one_execution, start
 from tests.fleet.conftest import Lasting
-from tests.support.fleet import Replicas, wait_for, wait_status
+from tests.support.fleet import Replicas, listens, registered, wait_for, wait_status
 from tests.support.postgres import Postgres
 from tests.support.raw import RawConnection, head
 from tests.support.server import Server, ServerFactory
@@ -208,6 +208,28 @@ def test_a_supervisor_alone_does_not_import_the_database(start_server: ServerFac
     loaded = {server.pid: "psycopg" in _maps(server) for server in (alone, lasting.servers[0])}
     assert list(loaded.values()) == [False, True]
     assert "lease" not in alone.client().health().json()["checks"]
+
+
+def test_a_supervisor_that_joins_brings_what_it_has_done(replicas: Replicas, postgres: Postgres, database: str) -> None:
+    """Its Actions were executed before there was a fleet, and are not executed again in it."""
+    veteran = replicas.add(settings={"fleet": None})
+    with veteran:
+        for action_id in ("kept", "archived"):
+            start(veteran, action_id).expect(200)
+        veteran.client().archive("archived").expect(200)
+        veteran.stop()
+    machine = replicas.network.machine(0)
+    veteran.settings["fleet"] = {"replica": "veteran", "url": veteran.url, "lease_s": replicas.lease_s}
+    veteran.environment["CREW_SUPERVISOR_FLEET_DATABASE"] = machine.dsn
+    other = replicas.add()
+    for server in (veteran, other):
+        registered(listens(server.launch()))
+    known = "SELECT action_id, status FROM crew_supervisor.actions ORDER BY 1"
+    told = [("archived", "completed"), ("kept", "completed")]
+    wait_for(lambda: postgres.ask(database, known) == told, "it is told")
+    assert start(other, "kept").headers["x-crew-fleet-replica"] == "veteran"
+    assert start(other, "archived").expect(410)["code"] == "action_archived"
+    assert Counter(replicas.executed()) == {"kept": 1, "archived": 1}
 
 
 def _maps(server: Server) -> str:
