@@ -3,6 +3,7 @@
 from bench.figures.admission import Admission
 from bench.figures.effects import Effects
 from bench.figures.events import Events
+from bench.figures.fleet import Fleet
 from bench.figures.footprint import Footprint
 from bench.figures.health import Health
 from bench.figures.jobs import JobsEndToEnd
@@ -21,4 +22,5 @@ FIGURES: tuple[Figure, ...] = (
     Health(),
     Memory(),
     Footprint(),
+    Fleet(),
 )

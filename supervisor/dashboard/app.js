@@ -6,6 +6,7 @@ import { announce, byId, say } from "./element.js";
 import { showHealth } from "./health.js";
 import { closeJob, openAction, openJob, refreshJob, setUpJob } from "./job.js";
 import { offerFilters, refreshJobs, setUpJobs } from "./jobs.js";
+import { refreshReplicas, setUpReplicas } from "./replicas.js";
 import { setUpCancel } from "./stop.js";
 
 const EVERY_MS = 2000;
@@ -56,7 +57,8 @@ function signOut(message = "") {
   closeJob();
   for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
   for (const id of ["views", "health", "sign-out", "reasons", "trouble"]) byId(id).hidden = true;
-  for (const id of ["rows", "events", "log", "output", "facts", "stop", "all-unknown-effects"]) byId(id).replaceChildren();
+  const shown = ["rows", "events", "log", "output", "facts", "stop", "all-unknown-effects", "replica-rows"];
+  for (const id of shown) byId(id).replaceChildren();
   byId("sign-in").hidden = false;
   say(byId("sign-in-error"), message);
   byId("token").focus();
@@ -65,21 +67,24 @@ function signOut(message = "") {
 
 // --- views ------------------------------------------------------------------------------------------------------------
 
-/** Show what the address names: "#/jobs/ID", "#/unknown-effects" or the list. */
+/** Views of their own, by the word of the address, with their elements. */
+const OTHERS = { "unknown-effects": "all-unknown", replicas: "replicas" };
+
+/** Show what the address names: "#/jobs/ID", one of the others, or the list. */
 function route() {
   if (!signedIn) return;
   const [, view, rest] = /^#\/([^/]*)\/?(.*)$/.exec(location.hash) ?? [];
   const actionId = view === "jobs" ? decoded(rest) : "";
-  const unknown = view === "unknown-effects";
+  const other = OTHERS[view];
   const before = openAction();
-  byId("views").dataset.view = actionId ? "job" : unknown ? "unknown" : "jobs";
-  byId("jobs").hidden = unknown;
-  byId("all-unknown").hidden = !unknown;
+  byId("views").dataset.view = actionId ? "job" : other ?? "jobs";
+  byId("jobs").hidden = other !== undefined;
+  for (const id of Object.values(OTHERS)) byId(id).hidden = id !== other;
   if (actionId !== before) {
     if (actionId) openJob(actionId);
     else closeJob();
   }
-  if (!actionId && (before || unknown)) byId(unknown ? "all-unknown-title" : "jobs-title").focus();
+  if (!actionId && (before || other)) byId(`${other ?? "jobs"}-title`).focus();
   document.title = actionId ? `${actionId} – crew-supervisor` : "crew-supervisor";
   refresh();
 }
@@ -113,7 +118,8 @@ async function refresh() {
     showHealth(health);
     offerFilters(health);
     const view = byId("views").dataset.view;
-    await Promise.all([view === "unknown" ? refreshUnknown() : refreshJobs(openAction()), refreshJob()]);
+    const others = { "all-unknown": refreshUnknown, replicas: refreshReplicas };
+    await Promise.all([others[view] ? others[view]() : refreshJobs(openAction()), refreshJob()]);
     say(byId("trouble"), "");
   } catch (error) {
     if (signedIn) say(byId("trouble"), `What is shown may be old: ${reason(error)}. Trying again.`);
@@ -133,6 +139,7 @@ function tick() {
 
 setUpJob();
 setUpJobs(refresh);
+setUpReplicas();
 setUpCancel(async () => {
   await refreshJob({ again: true }).catch(() => {});
   refresh();

@@ -7,6 +7,7 @@ const CHECKS = {
   template: "the process that starts workers is down",
   slots: "every slot is out of service",
   accepting: "the supervisor is shutting down",
+  lease: "it has no valid lease in its fleet",
 };
 const STOPS = {
   cgroup: "proved by cgroup",
@@ -29,6 +30,7 @@ export function showHealth(health) {
       STOPS[health.stop_method] || health.stop_method)),
     item("Unknown effects", health.effects_unknown
       ? el("a", { class: "badge bad", href: "#/unknown-effects" }, health.effects_unknown, " – look") : "0"),
+    "lease" in health.checks ? item("Fleet", el("a", { href: "#/replicas" }, "Replicas")) : null,
   ]);
   byId("health").title = `crew-supervisor ${health.version}, CrewAI ${health.crewai_version ?? "not loaded"}, `
     + `launch by ${health.launch_mode}`;
