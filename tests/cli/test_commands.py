@@ -51,6 +51,8 @@ COMMANDS = [
     ("crews",),
     ("drain",),
     ("drain", "--undo"),
+    ("fleet", "status"),
+    ("fleet", "retire", "replica-9", "--actor", "ops", "--evidence", "e"),
 ]
 ABOUT_ONE = [command for command in COMMANDS if "x" in command or "0" * 64 in command]
 
