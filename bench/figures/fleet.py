@@ -63,11 +63,11 @@ class Fleet:
 def _server(directory: Path, database: str | None) -> Server:
     port = free_port()
     settings = {"port": port, "max_concurrency": 8, "max_retained_runs": 100_000, "max_queue": 10_000}
-    environment: dict[str, str | None] = {"BENCH_STAMPS": "/dev/null"}
+    environment: dict[str, str | None] = {}
     if database is not None:
         settings |= {"fleet": {"replica": directory.name, "url": f"http://127.0.0.1:{port}"}}
         environment["CREW_SUPERVISOR_FLEET_DATABASE"] = database
-    return Server(directory, registry="bench.registry:CREWS", settings=settings, environment=environment)
+    return Server(directory, registry="tests.crews.fake_crews:CREWS", settings=settings, environment=environment)
 
 
 def _measure(servers: list[Server], what: str, names: Iterator[int]) -> Values:
@@ -77,14 +77,14 @@ def _measure(servers: list[Server], what: str, names: Iterator[int]) -> Values:
     began = time.monotonic()
     with ThreadPoolExecutor(CLIENTS) as pool:
         jobs = [(servers[number % len(servers)], f"j-{next(names)}") for number in range(JOBS)]
-        for answer in pool.map(lambda job: job[0].client().start(job[1], "fake"), jobs):
+        for answer in pool.map(lambda job: job[0].client().start(job[1], "instant"), jobs):
             answer.expect(200)
     found[f"{what}, jobs"] = [JOBS / (time.monotonic() - began)]
     return found
 
 
 def _admit(server: Server, action_id: str) -> float:
-    body = {"crew_id": "fake", "action_id": action_id, "operation": "run", "input": {}}
+    body = {"crew_id": "instant", "action_id": action_id, "operation": "run", "input": {}}
     headers = {"Idempotency-Key": action_id, "Prefer": "respond-async"}
     client = server.client()
     began = time.monotonic()
@@ -96,13 +96,13 @@ def _admit(server: Server, action_id: str) -> float:
 
 def _repeat(servers: list[Server], names: Iterator[int]) -> Values:
     action_id = f"r-{next(names)}"
-    servers[0].client().start(action_id, "fake").expect(200)
+    servers[0].client().start(action_id, "instant").expect(200)
     found: list[list[float]] = [[], []]
     for _ in range(ONE_BY_ONE):
         for spent, server in zip(found, servers, strict=True):
             client = server.client()
             began = time.monotonic()
-            answer = client.start(action_id, "fake")
+            answer = client.start(action_id, "instant")
             spent.append((time.monotonic() - began) * 1000)
             answer.expect(200)
     return {"repeat at the owner": found[0], "repeat passed on": found[1]}
