@@ -29,6 +29,8 @@ from supervisor.ownership import LeaseState
 log = get_log(__name__)
 #: How long the end of the supervisor waits for the last endings to be told, seconds.
 LAST_WORDS_S = 2.0
+#: Pause before a part that broke is run again, seconds.
+BROKEN_S = 5.0
 
 
 class Fleet:
@@ -90,14 +92,8 @@ class Fleet:
             beat=beat,
             faults=faults,
         )
-        self._own(self._heart.run())
-        self._own(self.ownership.run())
-        self._own(self._teller.run())
-
-    def _own(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(_say_how_it_ended)
-        self._tasks.append(task)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(_keep(run)) for run in (self._heart.run, self.ownership.run, self._teller.run)]
 
     # --- supervisor.ownership.Membership -------------------------------------------------------------------------
 
@@ -159,6 +155,12 @@ class Fleet:
             await line.close()
 
 
-def _say_how_it_ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.failure("fleet_task_broke", error)
+async def _keep(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run to its end; a fault of ours is logged and tried again, since nothing else would bring it back."""
+    while True:
+        try:
+            await run()
+            return
+        except Exception as error:  # noqa: BLE001 - the boundary of what runs in the background
+            log.failure("fleet_task_broke", error)
+            await asyncio.sleep(BROKEN_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from tests.support.client import Answer
@@ -26,7 +27,9 @@ def begin(server: Server, action_id: str, crew_id: str = "sleeper", **body: Any)
 
 def runs(server: Server, action_id: str) -> None:
     """Wait until its crew has been called."""
-    wait_for(lambda: server.client().get(action_id).json()["phase"] == "running", f"{action_id} runs")
+    witness = Path(str(server.environment["EXECUTIONS_FILE"]))
+    wait_for(lambda: witness.exists() and action_id in witness.read_text("ascii").split(), f"{action_id} runs")
+    assert server.client().get(action_id).expect(200)["phase"] == "running"
 
 
 def at_once(servers: list[Server], action_id: str, clients: int) -> list[Answer]:

@@ -16,7 +16,7 @@ Starts = Callable[[int], list[Server]]
 
 
 class Lasting(NamedTuple):
-    """A fleet that lasts for a module, and the name of its database."""
+    """A fleet that lasts for all tests, and the name of its database."""
 
     replicas: Replicas
     servers: list[Server]
@@ -69,9 +69,9 @@ def three(replicas: Replicas) -> list[Server]:
     return replicas.start(3)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lasting(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lasting]:
-    """Three replicas that every test of a module uses, so none of these may harm them."""
+    """Three replicas that many tests use, so none of these may harm them."""
     name = postgres.create()
     with network(postgres, name, 3) as made:
         replicas = Replicas(tmp_path_factory.mktemp("fleet"), made)

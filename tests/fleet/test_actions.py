@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.fleet.checks import check_one_execution, start
-from tests.fleet.conftest import Lasting
+from tests.fleet.checks import check_one_execution, runs, start
+from tests.fleet.conftest import Lasting, Starts
 from tests.support.fleet import Replicas, listens, registered, wait_for, wait_status
 from tests.support.postgres import Postgres
 from tests.support.raw import RawConnection, head
@@ -86,7 +86,7 @@ def test_an_asynchronous_start_and_its_cancel_go_through_another_replica(lasting
         assert answer.headers["location"] == "/jobs/s"
         assert answer.headers["preference-applied"] == "respond-async"
     assert again.headers["idempotency-replayed"] == "true"
-    wait_for(lambda: owner.client().get("s").json()["phase"] == "running", "it runs")
+    runs(owner, "s")
     cancelled = third.client().cancel("s", "sleeper", reason="enough").expect(200)
     assert (cancelled["status"], cancelled["stop"]["confirmed"]) == ("cancelled", True)
     assert other.client().get("s").json() == cancelled
@@ -128,9 +128,9 @@ def test_a_stream_read_through_others_is_the_owners_byte_for_byte(lasting: Lasti
     assert there.headers["cache-control"] == here.headers["cache-control"] == "no-cache"
 
 
-def test_a_stream_whose_owner_dies_does_not_end_in_order(three: list[Server]) -> None:
+def test_a_stream_whose_owner_dies_does_not_end_in_order(starts: Starts) -> None:
     """An orderly end without a terminal event would say that this was all."""
-    owner, other, _ = three
+    owner, other = starts(2)
     given = {"action": "d", "chunks": 1000, "every_s": 0.05}
     with owner.client().stream("d", "ticking", input=given, complete=False) as first:
         first.until("chunk")

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from typing import Any
 
 import jsonschema
 import msgspec
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.api import FleetView, HostReady, ReplicaView
+from supervisor.config.table import FLEET_SETTINGS, SETTINGS
+from supervisor.fleet import VERSION
 from supervisor.metrics.table import FLEET_METRICS, METRICS
 from tests.fleet.checks import fleet, scraped, start
 from tests.fleet.conftest import Lasting
 from tests.support.fleet import Replicas, listens, registered, wait_for
-from tests.support.postgres import PASSWORD
-from tests.support.server import Server, ServerFactory
+from tests.support.postgres import PASSWORD, Postgres
+from tests.support.server import ROOT, Server, ServerFactory
 
+DOCUMENT = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```\w*\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
 #: Wire contract, section 17.
 HOST_METRICS = {
     "ready", "storage_ready", "in_flight", "requests_total", "rejected_total", "heartbeat_failures_total",
@@ -108,6 +114,48 @@ def test_every_replica_lists_all_of_them(lasting: Lasting) -> None:
         assert [one["replica_id"] for one in listed] == ["replica-0", "replica-1", "replica-2"]
         assert all(one.keys() == set(ReplicaView.__struct_fields__) for one in listed)
         assert [one["url"] for one in listed] == [server.url for server in lasting.servers]
+
+
+def test_a_role_without_rights_is_told_what_to_run_and_the_documented_grants_suffice(
+    replicas: Replicas, postgres: Postgres, database: str
+) -> None:
+    role = f"plain_{database}"
+    postgres.ask("postgres", f"CREATE ROLE {role} LOGIN PASSWORD '{PASSWORD}'")
+    rule = postgres.directory / "data" / "pg_hba.conf"
+    rule.write_text(f"host all {role} 0.0.0.0/0 scram-sha-256\n{rule.read_text()}")
+    postgres.ask("postgres", "SELECT pg_reload_conf()")
+    server = replicas.add()
+    dsn = str(server.environment["CREW_SUPERVISOR_FLEET_DATABASE"])
+    server.environment["CREW_SUPERVISOR_FLEET_DATABASE"] = dsn.replace("//crew:", f"//{role}:")
+    server.launch()
+    listens(server)
+    wait_for(lambda: "crew-supervisor fleet init" in _detail(server), "it says what to run")
+
+    made = server.run_command("fleet", "init")
+    assert (made.returncode, "role may not make it" in made.stderr) == (1, True)
+    server.environment["CREW_SUPERVISOR_FLEET_DATABASE"] = dsn
+    made = server.run_command("fleet", "init")
+    assert (made.returncode, made.stdout) == (0, f"version {VERSION}, was 0\n"), made.stderr
+    (grants,) = (block for block in BLOCKS if block.startswith("GRANT"))
+    postgres.ask(database, grants.replace("TO crew;", f"TO {role};"))
+    registered(server)
+    start(server, "granted").expect(200)
+    wait_for(lambda: fleet(server)["outbox"] == 0, "its ending is told")
+    body = {"actor": "me", "evidence": "none"}
+    refused = server.client().request("POST", "/fleet/replica-0/retire", body=body)
+    assert refused.expect(409)["code"] == "replica_live"
+
+
+def test_the_document_names_settings_and_metrics_that_there_are() -> None:
+    variables = {row.variable for row in (*SETTINGS, *FLEET_SETTINGS)}
+    named = set(re.findall(r"\b(?:CREW_SUPERVISOR|AIP_CREWAI)_[A-Z_]+", DOCUMENT))
+    assert named
+    assert named <= variables
+    metrics = set(re.findall(r"`(?:crew_supervisor_host)?(_[a-z_]+)`", DOCUMENT))
+    assert {name.removeprefix("_") for name in metrics} == HOST_METRICS
+    (manifest,) = (block for block in BLOCKS if block.startswith("apiVersion"))
+    service, stateful = yaml.safe_load_all(manifest)
+    assert stateful["spec"]["serviceName"] == service["metadata"]["name"]
 
 
 def test_a_token_that_may_read_retires_nobody(replicas: Replicas) -> None:
