@@ -323,8 +323,11 @@ def test_a_clock_that_is_an_hour_off_changes_no_lease(replicas: Replicas) -> Non
     for server in replicas.servers:
         registered(listens(server))
     ahead, behind, right = replicas.servers
-    offsets = [begin(server, f"clock-{number}").json()["admitted_at"] for number, server in enumerate(replicas.servers)]
+    offsets = []
     for number, server in enumerate(replicas.servers):
+        # It sleeps in epoll_wait(2): with another clock time.sleep would come back at once, or an hour late.
+        given = {"action": f"clock-{number}", "closes": str(replicas.directory / "closes")}
+        offsets.append(begin(server, f"clock-{number}", "closing", input=given).json()["admitted_at"])
         runs(server, f"clock-{number}")
     assert offsets[0] - offsets[2] > 3000
     assert offsets[2] - offsets[1] > 3000
@@ -336,7 +339,8 @@ def test_a_clock_that_is_an_hour_off_changes_no_lease(replicas: Replicas) -> Non
         assert scraped(server, "crew_supervisor_host_lease_recoveries_total") == 0
         assert host_ready(server).status == 200
     for number, server in enumerate((behind, right, ahead)):
-        assert server.client().cancel(f"clock-{number}", "sleeper").expect(200)["stop"]["confirmed"] is True
+        found = server.client().cancel(f"clock-{number}", "closing").expect(200)
+        assert (found["status"], found["stop"]["confirmed"]) == ("cancelled", True)
     assert Counter(replicas.executed()) == {f"clock-{number}": 1 for number in range(3)}
 
 
