@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,17 +10,22 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
-from bench.measure import Scale, Series, Step, Values
+from bench.measure import Scale, Series, Step, Unmet, Values
 from tests.support.fleet import registered
-from tests.support.postgres import Postgres, free_port
+from tests.support.postgres import Postgres, free_port, program
 from tests.support.server import Server
 
 CLIENTS = 16
-#: Requests in one run of a step.
-JOBS = 160
-ONE_BY_ONE = 40
 ALONE, ONE, TWO = "alone", "one replica", "two replicas"
+
+
+class Amount(NamedTuple):
+    """Requests in one run of a step, from many clients and from one."""
+
+    jobs: int
+    one_by_one: int
 
 
 class Fleet:
@@ -28,14 +34,14 @@ class Fleet:
     name = "fleet"
     title = "Fleet: the cost of an owner per admission, and two replicas beside one"
     notes = (
-        f"admission: from the request to its 202, one client, {ONE_BY_ONE} in a row",
+        "admission: from the request to its 202, one client, one after the other",
         f"jobs: {CLIENTS} clients that wait for each output; all of it on this machine, PostgreSQL included",
         "passed on: the same request repeated at the replica that is not the owner",
     )
     series = (
-        *(Series(f"{what}, admission", "ms") for what in (ALONE, ONE)),
-        *(Series(f"{what}, jobs", "1/s") for what in (ALONE, ONE, TWO)),
-        Series("repeat at the owner", "ms"),
+        *(Series(f"{what}, admission", "ms", baseline=what == ALONE) for what in (ALONE, ONE)),
+        *(Series(f"{what}, jobs", "1/s", baseline=what == ALONE) for what in (ALONE, ONE, TWO)),
+        Series("repeat at the owner", "ms", baseline=True),
         Series("repeat passed on", "ms"),
     )
     rounds = (3, 8)
@@ -43,6 +49,9 @@ class Fleet:
     @contextmanager
     def open(self, directory: Path, scale: Scale) -> Iterator[Sequence[Step]]:
         """PostgreSQL, a supervisor without it, and three replicas in two fleets."""
+        if shutil.which(program("initdb")) is None:
+            raise Unmet("PostgreSQL is not installed")
+        amount = Amount(jobs=scale.pick(16, 80, 160, 640), one_by_one=scale.pick(5, 20, 40, 40))
         with ExitStack() as stack:
             postgres = stack.enter_context(Postgres())
             solo, pair = postgres.dsn(postgres.create()), postgres.dsn(postgres.create())
@@ -53,10 +62,10 @@ class Fleet:
                 registered(server)
             names = count()
             yield [
-                Step(ALONE, partial(_measure, [alone], ALONE, names)),
-                Step(ONE, partial(_measure, [one], ONE, names)),
-                Step(TWO, partial(_measure, two, TWO, names)),
-                Step("passed on", partial(_repeat, two, names)),
+                Step(ALONE, partial(_measure, [alone], ALONE, names, amount)),
+                Step(ONE, partial(_measure, [one], ONE, names, amount)),
+                Step(TWO, partial(_measure, two, TWO, names, amount)),
+                Step("passed on", partial(_repeat, two, names, amount)),
             ]
 
 
@@ -70,16 +79,16 @@ def _server(directory: Path, database: str | None) -> Server:
     return Server(directory, registry="tests.crews.fake_crews:CREWS", settings=settings, environment=environment)
 
 
-def _measure(servers: list[Server], what: str, names: Iterator[int]) -> Values:
+def _measure(servers: list[Server], what: str, names: Iterator[int], amount: Amount) -> Values:
     found: dict[str, Sequence[float]] = {}
     if len(servers) == 1:
-        found[f"{what}, admission"] = [_admit(servers[0], f"a-{next(names)}") for _ in range(ONE_BY_ONE)]
+        found[f"{what}, admission"] = [_admit(servers[0], f"a-{next(names)}") for _ in range(amount.one_by_one)]
     began = time.monotonic()
     with ThreadPoolExecutor(CLIENTS) as pool:
-        jobs = [(servers[number % len(servers)], f"j-{next(names)}") for number in range(JOBS)]
+        jobs = [(servers[number % len(servers)], f"j-{next(names)}") for number in range(amount.jobs)]
         for answer in pool.map(lambda job: job[0].client().start(job[1], "instant"), jobs):
             answer.expect(200)
-    found[f"{what}, jobs"] = [JOBS / (time.monotonic() - began)]
+    found[f"{what}, jobs"] = [amount.jobs / (time.monotonic() - began)]
     return found
 
 
@@ -94,11 +103,11 @@ def _admit(server: Server, action_id: str) -> float:
     return spent
 
 
-def _repeat(servers: list[Server], names: Iterator[int]) -> Values:
+def _repeat(servers: list[Server], names: Iterator[int], amount: Amount) -> Values:
     action_id = f"r-{next(names)}"
     servers[0].client().start(action_id, "instant").expect(200)
     found: list[list[float]] = [[], []]
-    for _ in range(ONE_BY_ONE):
+    for _ in range(amount.one_by_one):
         for spent, server in zip(found, servers, strict=True):
             client = server.client()
             began = time.monotonic()
