@@ -103,16 +103,18 @@ class Template:
         poll = select.poll()
         poll.register(self._channel.sock, select.POLLIN)
         poll.register(wake, select.POLLIN)
-        improvements = heap.collapse()
-        idle = True
+        collapsing = heap.collapse()
+        done = False
         while True:
-            ready = {fd for fd, _ in poll.poll(0 if idle else None)}
+            ready = {fd for fd, _ in poll.poll(None if done else 0)}
             if not ready:
-                idle = next(improvements, self) is not self
+                done = next(collapsing, self) is self
             if wake in ready:
                 sandbox.drain_wake(wake)
                 self._relay()
             if self._channel.sock.fileno() in ready:
+                for _ in collapsing:
+                    pass  # before the first fork: it would take pages apart that a worker shares
                 self._fork(forker, *self._receive_launch())
 
     def serve_standby(self) -> None:

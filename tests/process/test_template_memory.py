@@ -24,7 +24,8 @@ class Draws:
 
 CREWS = {"draws": Draws}
 """
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
+#: A kernel may be built without huge pages.
+WANTED_KIB = 16 * 1024 if Path("/sys/kernel/mm/transparent_hugepage").exists() else 0
 
 
 def test_no_two_workers_draw_the_same_random_numbers(start_server: ServerFactory, tmp_path: Path) -> None:
@@ -42,12 +43,29 @@ def test_an_idle_template_moves_its_heap_into_huge_pages(start_server: ServerFac
     (tmp_path / "heavy.py").write_text(registry, encoding="ascii")
     server = start_server(registry="heavy:CREWS", python_path=(tmp_path,), settings={"launch": "fork"})
     (template,) = procs.children(server.pid)
-    wanted_kib = 16 * 1024 if HUGE_PAGES.exists() else 0  # a kernel may be built without them
-    procs.wait_until(lambda: anonymous_huge_kib(template) >= wanted_kib, 30, "the heap is in huge pages")
+    procs.wait_until(lambda: anonymous_huge_kib(template) >= WANTED_KIB, 30, "the heap is in huge pages")
     assert server.client().start("a", "instant").expect(200)["raw"] == "done"
 
 
+def test_a_worker_of_the_first_moment_shares_what_the_template_has(start_server: ServerFactory, tmp_path: Path) -> None:
+    registry = f"{BALLAST}from tests.crews.fake_crews import CREWS\n"
+    (tmp_path / "heavy.py").write_text(registry, encoding="ascii")
+    server = start_server(registry="heavy:CREWS", python_path=(tmp_path,), settings={"launch": "fork"})
+    (template,) = procs.children(server.pid)
+    with server.client().stream("a", "sleeper") as stream:
+        stream.until("started")
+        procs.wait_until(lambda: anonymous_huge_kib(template) >= WANTED_KIB, 30, "the heap is in huge pages")
+        worker = server.client().get("a").expect(200)["worker"]["pid"]
+        assert kib_of(template, "Anonymous") > 32 * 1024
+        assert kib_of(worker, "Private_Dirty") < 8 * 1024
+
+
 def anonymous_huge_kib(pid: int) -> int:
-    """AnonHugePages of proc_pid_smaps(5), KiB."""
+    """Anonymous memory in huge pages, KiB."""
+    return kib_of(pid, "AnonHugePages")
+
+
+def kib_of(pid: int, name: str) -> int:
+    """A sum over all mappings, KiB (proc_pid_smaps(5))."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-    return int(rollup.partition("AnonHugePages:")[2].split()[0])
+    return int(rollup.partition(f"\n{name}:")[2].split()[0])
