@@ -69,8 +69,13 @@ def lease_ends(server: Server) -> None:
 
 
 def fleet(server: Server) -> Any:
-    """What a replica says of the fleet."""
-    return server.client().request("GET", "/fleet").expect(200)
+    """What a replica says of the fleet. After a cut it may take a moment until it asks the database again."""
+
+    def view() -> Any:
+        answer = server.client().request("GET", "/fleet")
+        return answer.json() if answer.status == 200 else None
+
+    return wait_for(view, "the database answers", deadline_s=10)
 
 
 def scraped(server: Server, name: str) -> float:
