@@ -49,7 +49,7 @@ class Heart:
         self._retry_s = lease_s / TRIES_PER_LEASE
         self._beat_of = beat
         self._faults = faults
-        self._asked_at = 0.0
+        self._first_sent_at = 0.0
         self._said_draining = False
         #: Unix seconds of this machine's clock, for people: when the lease was last recovered; None if it never was.
         self.recovered_at: float | None = None
@@ -100,13 +100,14 @@ class Heart:
         return self._every_s
 
     async def _register(self) -> float:
-        first = self._lease.standing is not Standing.ASKING
-        if first:
-            self._asked_at = boot_clock()
+        sent_at = boot_clock()
+        if self._lease.standing is not Standing.ASKING:
+            self._first_sent_at = sent_at
         request = self._lease.ask()
         verdict = await self._line.run(partial(registration.register, request=request))
         if isinstance(verdict, Granted):
-            self._take(request, verdict)
+            # Granted before means: at any time since it was sent first.
+            self._take(request, verdict, sent_at=self._first_sent_at if verdict.repeated else sent_at)
             return self._every_s
         self._lease.rejected(verdict.why, retired=verdict.retired)
         log.warning("registration_refused", replica=self._replica_id, why=verdict.why, retired=verdict.retired)
@@ -120,10 +121,10 @@ class Heart:
             return MARGIN_S
         return min(verdict.wait_s + MARGIN_S, self._every_s)
 
-    def _take(self, request: Request, verdict: Granted) -> None:
+    def _take(self, request: Request, verdict: Granted, *, sent_at: float) -> None:
         if self._lease.epoch:
             self.recovered_at = time.time()
-        self._lease.granted(verdict.epoch, sent_at=self._asked_at)
+        self._lease.granted(verdict.epoch, sent_at=sent_at)
         self._said_draining = False
         log.info(
             "replica_registered",

@@ -138,7 +138,7 @@ class Lease:
         return self._request
 
     def granted(self, epoch: int, *, sent_at: float) -> None:
-        """The registration counts; ``sent_at``: when it was sent for the first time."""
+        """The registration counts; ``sent_at``: it was not granted before."""
         self._move(Turn.GRANTED)
         if self.epoch:
             self.recoveries += 1

@@ -19,7 +19,7 @@ from tests.support.postgres import Postgres, free_port
 from tests.support.server import ROOT, Server
 from tests.support.tcp_relay import TcpRelay
 
-LEASE_S = 3.0
+LEASE_S = 4.0
 #: Set to have all replicas on this machine, behind relays, as where namespaces are not allowed.
 NO_NAMESPACES = "CREW_TESTS_NO_NAMESPACES"
 REGISTRY = "tests.crews.counted_crews:CREWS"
