@@ -44,6 +44,10 @@ class Scope(StrEnum):
     GLOBAL = "global"
 
 
+#: Scopes that reach beyond one Action, and with it beyond the replica that executes it.
+SHARED_SCOPES = frozenset({Scope.CREW, Scope.GLOBAL})
+
+
 class Policy(StrEnum):
     """``once``: at most one effect. ``provider``: the provider tells repeats by the key, so an unknown outcome may be
     tried again. ``read``: no effect, nothing is claimed.

@@ -25,8 +25,9 @@ from protocol.errors import (
     JournalUnavailable,
 )
 from protocol.states import EffectState
-from supervisor.journal import Ledger, Owner
+from supervisor.journal import Owner
 from supervisor.log import Field, get_log
+from supervisor.ownership import EffectLedger, Reported
 
 log = get_log(__name__)
 #: Requests on their way through the journal at which the worker's pipe is paused, and below which it is read again.
@@ -42,7 +43,6 @@ WORKER_DIED, WITHDRAWN = "worker_died", "claim_withdrawn"
 
 #: What says something of an effect that was claimed before, and is answered.
 Report = frames.EffectSettled | frames.EffectNotApplied | frames.EffectLost | frames.EffectReconciled
-Reported = asyncio.Future[EffectRecord | CrewError | None]
 
 
 class Desk:
@@ -51,7 +51,7 @@ class Desk:
     ``limit``: claims that the job may have granted. ``facts``: which job it is, for the log.
     """
 
-    def __init__(self, owner: Owner, ledger: Ledger, *, limit: int, facts: Mapping[str, Field]) -> None:
+    def __init__(self, owner: Owner, ledger: EffectLedger, *, limit: int, facts: Mapping[str, Field]) -> None:
         self._owner = owner
         self._facts = facts
         self._ledger = ledger

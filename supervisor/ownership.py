@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import msgspec
 
 from protocol.api import FleetView, Retirement
-from supervisor.journal import NewJob
+from protocol.effects import Claim, EffectRecord, Granted, Reconciliation, Replayed, Scope
+from protocol.errors import CrewError
+from protocol.states import EffectState
+from supervisor.journal import NewJob, Owner, Seen
+from supervisor.journal.effects import EffectPage
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,4 +72,74 @@ class Membership(Protocol):
 
     async def retire(self, replica_id: str, *, actor: str, evidence: str) -> Retirement:
         """Write off a replica whose machine is gone. Raises ReplicaUnknown, ReplicaLive, FleetUnavailable."""
+        ...
+
+
+Reported = asyncio.Future[EffectRecord | CrewError | None]
+
+
+class EffectLedger(Protocol):
+    """Decides which call may be made: ``supervisor.journal.Ledger`` alone, with others what they share.
+
+    Raises as the methods of ``Ledger`` do; EffectLedgerUnavailable, FleetUnavailable and LeaseInvalid where nothing
+    can be decided.
+    """
+
+    def claim(self, wanted: Claim) -> asyncio.Future[Granted | Replayed]:
+        """Decide a claim."""
+        ...
+
+    def settle(
+        self, who: Owner, key_id: str, *, epoch: int, args_hash: str, receipt: bytes | None, audited: bool = True
+    ) -> Reported:
+        """Record that the effect happened."""
+        ...
+
+    def not_applied(self, who: Owner, key_id: str, *, epoch: int, audited: bool = True) -> Reported:
+        """Record that nothing happened."""
+        ...
+
+    def lose(self, who: Owner, key_id: str, *, epoch: int, reason: str, audited: bool = True) -> Reported:
+        """Record that nobody will say what happened."""
+        ...
+
+    def deliver(self, who: Owner, key_id: str) -> Reported:
+        """Record that the caller of the tool has the receipt."""
+        ...
+
+    def found_out(
+        self, who: Owner, key_id: str, *, version: int, found: Reconciliation, audited: bool = True
+    ) -> Reported:
+        """Record what a job learned from the provider."""
+        ...
+
+    def refuse(self, who: Owner, key_id: str, error: CrewError, *, audited: bool = True) -> Reported:
+        """Record a report that is no use."""
+        ...
+
+    def lose_all(self, who: Owner, lost: Mapping[str, tuple[int, str]]) -> asyncio.Future[int]:
+        """Make claims of the job unknown."""
+        ...
+
+    async def reconcile(
+        self, key_id: str, found: Reconciliation, *, versions: Collection[int], by: str
+    ) -> EffectRecord:
+        """Record an operator's decision."""
+        ...
+
+    async def look(self, key_id: str) -> Seen:
+        """One effect."""
+        ...
+
+    async def page(
+        self,
+        *,
+        state: EffectState | None = None,
+        crew_id: str | None = None,
+        scope: Scope | None = None,
+        before: int | None = None,
+        shared_before: int | None = None,
+        limit: int = 100,
+    ) -> EffectPage:
+        """A page of effects; ``before`` and ``shared_before`` are of the page before, the one or the other."""
         ...

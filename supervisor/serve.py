@@ -185,6 +185,7 @@ class Supervisor:
             workspace=workspace,
             config_digest=settings.digest,
             meters=meters,
+            effects=journal.effects if fleet is None else fleet.effects,
         )
         jobs = Jobs(means, None if fleet is None else fleet.ownership)
         hunter.on_killed = jobs.note_strays

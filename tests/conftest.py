@@ -12,6 +12,7 @@ from _pytest.terminal import TerminalReporter
 
 from tests.support.numbered import EFFECT_CASES
 from tests.support.open_python import OpenPython, open_directory, provide
+from tests.support.postgres import Postgres
 from tests.support.server import Server, ServerFactory
 
 
@@ -39,6 +40,13 @@ def start_server(make_server: ServerFactory) -> ServerFactory:
         return make_server(**options).start()
 
     return start
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A running PostgreSQL. It listens everywhere, since replicas in network namespaces come from elsewhere."""
+    with Postgres(addresses=("0.0.0.0",)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

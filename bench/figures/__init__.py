@@ -8,6 +8,7 @@ from bench.figures.footprint import Footprint
 from bench.figures.health import Health
 from bench.figures.jobs import JobsEndToEnd
 from bench.figures.memory import Memory
+from bench.figures.shared_effects import SharedEffects
 from bench.figures.start import Start
 from bench.figures.stop import Stop
 from bench.measure import Figure
@@ -18,6 +19,7 @@ FIGURES: tuple[Figure, ...] = (
     Admission(),
     Events(),
     Effects(),
+    SharedEffects(),
     JobsEndToEnd(),
     Health(),
     Memory(),

@@ -66,19 +66,21 @@ class Effects:
             stack.enter_context(server)
             names = count()
             ours = [
-                Step(f"{workers}x{threads}", partial(_run, server, workers, threads, scale, names))
+                Step(f"{workers}x{threads}", partial(run, server, workers, threads, scale, names))
                 for workers, threads in SHAPES[: scale.pick(1, 3, 3, 3)]
             ]
             yield [*ours, Step("bare", partial(_bare, directory, names))]
 
 
-def _run(server: Server, workers: int, threads: int, scale: Scale, names: Iterator[int]) -> Values:
+def run(
+    server: Server, workers: int, threads: int, scale: Scale, names: Iterator[int], *, scope: str = "action"
+) -> Values:
     """All workers begin once every one of them stands."""
     effects = EFFECTS[min(workers * threads, 50)] // scale.pick(20, 2, 1, 1)
     number = next(names)
     gate = server.directory / f"gate-{number}"
     gate.mkdir()
-    given = {"threads": threads, "effects": effects, "gate": str(gate), "workers": workers}
+    given = {"threads": threads, "effects": effects, "gate": str(gate), "workers": workers, "scope": scope}
 
     def start(worker: int) -> Any:
         client: Client = server.client(timeout_s=600)

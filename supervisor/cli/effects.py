@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from protocol import canonical
-from protocol.effects import Decision
+from protocol.effects import Decision, Scope
 from protocol.errors import BadJson
 from protocol.states import EffectState
 from supervisor.cli.calling import Caller, calling
@@ -33,16 +33,18 @@ def effects_group() -> None:
 @effects_group.command("list")
 @click.option("--state", type=choice(EffectState), help="Effects in this state only.")
 @click.option("--crew", "crew_id", help="Effects of this crew only.")
+@click.option("--scope", type=choice(Scope), help="Effects of this scope only; crew and global: of the whole fleet.")
 @click.option("--cursor", help="Where the page before ended.")
 @click.option("--limit", type=click.IntRange(1, 500), help="Effects on a page.")
 @calling
 def list_command(
-    caller: Caller, state: str | None, crew_id: str | None, cursor: str | None, limit: int | None
+    caller: Caller, state: str | None, crew_id: str | None, scope: str | None, cursor: str | None, limit: int | None
 ) -> None:
     """List effects, the newest key first."""
     wanted = None if state is None else EffectState(state)
+    reach = None if scope is None else Scope(scope)
     page = caller.ask(
-        lambda client: client.list_effects(state=wanted, crew_id=crew_id, cursor=cursor, limit=limit)
+        lambda client: client.list_effects(state=wanted, crew_id=crew_id, scope=reach, cursor=cursor, limit=limit)
     )
     if caller.as_json:
         print_json(page)

@@ -11,7 +11,7 @@ import msgspec
 
 from protocol import canonical
 from protocol.api import JobDecision
-from protocol.effects import Decision
+from protocol.effects import Decision, Scope
 from protocol.states import EffectState, Status
 from supervisor.client import endings, requests
 from supervisor.client.action import Action
@@ -261,12 +261,17 @@ class Client:
         *,
         state: EffectState | None = None,
         crew_id: str | None = None,
+        scope: Scope | None = None,
         cursor: str | None = None,
         limit: int | None = None,
     ) -> EffectPage:
-        """A page of the effects of every job."""
+        """A page of the effects of every job. ``scope`` crew or global: a replica lists those of its whole fleet."""
         query = query_text(
-            state=None if state is None else EffectState(state).value, crew_id=crew_id, cursor=cursor, limit=limit
+            state=None if state is None else EffectState(state).value,
+            crew_id=crew_id,
+            scope=None if scope is None else Scope(scope).value,
+            cursor=cursor,
+            limit=limit,
         )
         return await self._get(Call(method="GET", path=f"/effects{query}"), EffectPage)
 

@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 from protocol.api import FleetView, Retirement
-from protocol.errors import FleetUnavailable
+from protocol.errors import FleetUnavailable, JournalUnavailable
 from supervisor.config import FleetSettings
 from supervisor.fleet import registration, roster
 from supervisor.fleet.database import Line, patience_s
+from supervisor.fleet.effects import SharedLedger
 from supervisor.fleet.heart import Heart, boot_clock
 from supervisor.fleet.lease import Lease, Payload
 from supervisor.fleet.outbox import Teller
@@ -43,7 +44,7 @@ class Fleet:
         patience = patience_s(settings.lease_s)
         self._lines = {
             name: Line(settings.database, f"{settings.replica} {name}", patience_s=patience)
-            for name in ("lease", "claims", "reads", "outbox")
+            for name in ("lease", "claims", "reads", "outbox", "effects")
         }
         payload = Payload(
             replica_id=settings.replica,
@@ -62,6 +63,15 @@ class Fleet:
             clock=boot_clock,
             patience_s=patience,
         )
+        self.effects = SharedLedger(
+            journal,
+            self.lease,
+            self._lines["effects"],
+            self._lines["reads"],
+            replica_id=settings.replica,
+            clock=boot_clock,
+            patience_s=patience,
+        )
         self.relay = Relay(self.ownership, journal, replica_id=settings.replica)
         self._teller = Teller(
             journal.outbox, self.lease, self._lines["outbox"], replica_id=settings.replica, clock=boot_clock
@@ -70,8 +80,9 @@ class Fleet:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def enable(self) -> None:
-        """From now on the journal keeps endings for the fleet. Raises JournalUnavailable."""
+        """From now on the journal keeps endings and effects for the fleet. Raises JournalUnavailable."""
         await self._journal.outbox.enable()
+        await self._journal.mirror.enable()
 
     def attend(self, jobs: Jobs, health: HealthReport) -> None:
         """``begin`` for these jobs, with signs of life for as long as their machine is well."""
@@ -93,7 +104,8 @@ class Fleet:
             faults=faults,
         )
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(_keep(run)) for run in (self._heart.run, self.ownership.run, self._teller.run)]
+        parts = (self._heart.run, self.ownership.run, self._teller.run, self.effects.run)
+        self._tasks = [loop.create_task(_keep(run)) for run in parts]
 
     # --- supervisor.ownership.Membership -------------------------------------------------------------------------
 
@@ -134,8 +146,10 @@ class Fleet:
 
     async def close(self) -> None:
         """Tell what can still be told, give the lease back, end everything. The database may be away for all that."""
-        with contextlib.suppress(TimeoutError, FleetUnavailable):
+        with contextlib.suppress(TimeoutError, FleetUnavailable, JournalUnavailable):
             async with asyncio.timeout(LAST_WORDS_S):
+                if self.lease.valid(boot_clock()):
+                    await self.effects.flush()
                 while self._journal.outbox.waiting > 0 and self.lease.valid(boot_clock()):
                     self._journal.outbox.bell.set()
                     await asyncio.sleep(0.02)

@@ -8,6 +8,7 @@ from psycopg.rows import class_row
 from protocol.api import ReplicaView, Retirement
 from protocol.errors import ReplicaLive, ReplicaUnknown
 from protocol.operations import READ_OPERATIONS
+from supervisor.fleet.effect_rows import lose_claimed
 
 _REPLICAS = """SELECT r.replica_id, r.url, r.epoch, r.retired_at IS NULL AND r.expires_at > t AS lease_valid,
         extract(epoch FROM r.expires_at - t)::float8 AS lease_left_s, r.draining, r.running, r.queued,
@@ -16,6 +17,9 @@ _REPLICAS = """SELECT r.replica_id, r.url, r.epoch, r.retired_at IS NULL AND r.e
         r.version, r.instance_id, extract(epoch FROM r.registered_at)::float8 AS registered_at,
         extract(epoch FROM r.retired_at)::float8 AS retired_at
     FROM crew_supervisor.replicas r, clock_timestamp() AS t ORDER BY r.replica_id"""
+
+#: Why an outcome is unknown.
+RETIRED = "replica_retired"
 
 
 async def replicas(connection: AsyncConnection) -> list[ReplicaView]:
@@ -52,7 +56,8 @@ async def retire(connection: AsyncConnection, replica_id: str, *, actor: str, ev
 
 
 async def _write_off(connection: AsyncConnection, replica_id: str, *, actor: str, evidence: str) -> None:
-    """The seam for effects: what the replica has claimed becomes unknown here, in this transaction."""
+    """What the replica has claimed becomes unknown with its Actions: nobody is left to say what became of it."""
+    await lose_claimed(connection, replica_id, reason=RETIRED)
     await connection.execute(
         """UPDATE crew_supervisor.actions SET status = 'failed', uncertain = operation <> ALL(%s),
                said_by = 'retirement', ended_at = clock_timestamp() WHERE replica_id = %s AND status IS NULL""",

@@ -90,6 +90,77 @@ MIGRATIONS: tuple[tuple[LiteralString, ...], ...] = (
         """CREATE TRIGGER keep_replica BEFORE UPDATE OR DELETE ON crew_supervisor.replicas
             FOR EACH ROW EXECUTE FUNCTION crew_supervisor.keep_replica()""",
     ),
+    (
+        # Times are Unix seconds of whoever wrote them, for people; nothing is decided by them. ``job`` is a row of the
+        # journal of ``replica_id``, which made the last claim in its epoch ``replica_epoch``. ``made_from``: the
+        # version that this one was made from. ``seq``: the order of the first claims, with gaps.
+        """CREATE TABLE crew_supervisor.effects(
+            key_id text PRIMARY KEY CHECK (key_id ~ '^[0-9a-f]{64}$'),
+            preimage bytea NOT NULL,
+            scope text NOT NULL CHECK (scope IN ('crew', 'global')),
+            scope_id text NOT NULL,
+            tool text NOT NULL,
+            policy text NOT NULL CHECK (policy IN ('once', 'provider')),
+            args_hash text NOT NULL CHECK (args_hash <> ''),
+            state text NOT NULL CHECK (state IN ('claimed', 'settled', 'not_applied', 'unknown', 'abandoned')),
+            version bigint NOT NULL CHECK (version > 0),
+            epoch bigint NOT NULL CHECK (epoch > 0),
+            attempt bigint NOT NULL CHECK (attempt > 0),
+            action_id text NOT NULL,
+            crew_id text NOT NULL,
+            job bigint,
+            claimed_at double precision NOT NULL,
+            settled_at double precision,
+            delivered_at double precision,
+            receipt bytea CHECK (octet_length(receipt) <= 65536),
+            replays bigint NOT NULL CHECK (replays >= 0),
+            reason text NOT NULL,
+            actor text NOT NULL,
+            decision text NOT NULL CHECK (decision IN ('', 'settled', 'not_applied', 'abandoned')),
+            evidence text NOT NULL,
+            replica_id text NOT NULL REFERENCES crew_supervisor.replicas,
+            replica_epoch bigint NOT NULL CHECK (replica_epoch > 0),
+            claim_id text NOT NULL CHECK (claim_id <> ''),
+            made_from bigint NOT NULL CHECK (made_from >= 0),
+            seq bigint GENERATED ALWAYS AS IDENTITY UNIQUE,
+            CONSTRAINT a_key_is_the_digest_of_its_preimage CHECK (sha256(preimage) = decode(key_id, 'hex')),
+            CONSTRAINT only_what_is_global_belongs_to_nobody CHECK ((scope = 'global') = (scope_id = '')),
+            CONSTRAINT what_is_settled_says_when CHECK ((state = 'settled') = (settled_at IS NOT NULL)),
+            CONSTRAINT only_what_is_settled_has_a_receipt CHECK (
+                state = 'settled' OR (receipt IS NULL AND delivered_at IS NULL)),
+            CONSTRAINT a_version_is_made_from_an_earlier_one CHECK (made_from < version))""",
+        # Served to a retirement and to a start.
+        "CREATE INDEX effects_claimed ON crew_supervisor.effects(replica_id) WHERE state = 'claimed'",
+        "CREATE INDEX effects_unknown ON crew_supervisor.effects(seq) WHERE state = 'unknown'",
+        "CREATE INDEX effects_crew ON crew_supervisor.effects(crew_id, seq)",
+        """CREATE FUNCTION crew_supervisor.keep_effect() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                IF TG_OP = 'DELETE' THEN
+                    RAISE EXCEPTION 'the effect % blocks or answers for ever', OLD.key_id;
+                END IF;
+                IF NEW.key_id <> OLD.key_id OR NEW.preimage <> OLD.preimage OR NEW.args_hash <> OLD.args_hash
+                    OR NEW.policy <> OLD.policy THEN
+                    RAISE EXCEPTION 'the effect % keeps its key, its arguments and its policy', OLD.key_id;
+                END IF;
+                IF NEW.version <= OLD.version OR NEW.attempt < OLD.attempt OR NEW.replays < OLD.replays THEN
+                    RAISE EXCEPTION 'the effect % only goes forward', OLD.key_id;
+                END IF;
+                IF NEW.attempt > OLD.attempt THEN
+                    IF OLD.state NOT IN ('not_applied', 'unknown') THEN
+                        RAISE EXCEPTION 'the effect % is % and cannot be claimed', OLD.key_id, OLD.state;
+                    END IF;
+                ELSIF NEW.replica_id <> OLD.replica_id OR NEW.claim_id <> OLD.claim_id THEN
+                    RAISE EXCEPTION 'the claim of the effect % has one holder', OLD.key_id;
+                ELSIF NEW.state <> OLD.state AND (OLD.state, NEW.state) NOT IN (
+                    ('claimed', 'settled'), ('claimed', 'not_applied'), ('claimed', 'unknown'),
+                    ('unknown', 'settled'), ('unknown', 'not_applied'), ('unknown', 'abandoned')) THEN
+                    RAISE EXCEPTION 'the effect % cannot become % from %', OLD.key_id, NEW.state, OLD.state;
+                END IF;
+                RETURN NEW;
+            END $$""",
+        """CREATE TRIGGER keep_effect BEFORE UPDATE OR DELETE ON crew_supervisor.effects
+            FOR EACH ROW EXECUTE FUNCTION crew_supervisor.keep_effect()""",
+    ),
 )
 VERSION = len(MIGRATIONS)
 

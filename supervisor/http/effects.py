@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping
 
 import msgspec
 from aiohttp import hdrs, web
@@ -15,7 +16,7 @@ from protocol.errors import EffectMalformed, IfMatchMissing
 from supervisor.capture import read_end
 from supervisor.http.edge import json_response, read_json
 from supervisor.http.ground import Ground
-from supervisor.http.query import EFFECT, encode_cursor, read_effect_query
+from supervisor.http.query import EFFECT, SHARED_EFFECT, encode_cursor, read_effect_query
 from supervisor.http.start import actor
 from supervisor.journal import AuditEntry
 from supervisor.log import get_log
@@ -24,6 +25,8 @@ log = get_log(__name__)
 #: Effects and bytes of log that the evidence of a job has.
 EVIDENCE_EFFECTS = 1000
 LOG_TAIL_BYTES = 65_536
+#: On answers of a replica: whether the effects are as its fleet has them, or as its own journal does.
+SOURCE = "X-Crew-Fleet-Effects"
 #: A strong entity tag of ours (RFC 9110, 8.8.3), not behind a weak one's mark.
 _VERSION = re.compile(r'(?:^|[\s,])"([0-9]{1,15})"')
 
@@ -34,10 +37,22 @@ class EffectHandlers(Ground):
     async def list_effects(self, request: web.Request) -> web.StreamResponse:
         """Effects, the newest key first, a page at a time."""
         query = read_effect_query(request)
-        page = await self._journal.effects.page(
-            state=query.state, crew_id=query.crew_id, before=query.before, limit=query.limit
+        page = await self._means.effects.page(
+            state=query.state,
+            crew_id=query.crew_id,
+            scope=query.scope,
+            before=query.before,
+            shared_before=query.shared_before,
+            limit=query.limit,
         )
-        return json_response(_listed(page.records, page.before))
+        kind = SHARED_EFFECT if page.shared else EFFECT
+        return json_response(_listed(page.records, page.before, kind), headers=self._source(shared=page.shared))
+
+    def _source(self, *, shared: bool) -> dict[str, str]:
+        """What a replica says of where it has this from; one that is alone says nothing."""
+        if self._means.settings.fleet is None:
+            return {}
+        return {SOURCE: "fleet" if shared else "replica"}
 
     async def job_effects(self, request: web.Request) -> web.StreamResponse:
         """The same for what one job claimed last."""
@@ -48,7 +63,8 @@ class EffectHandlers(Ground):
 
     async def show_effect(self, request: web.Request) -> web.StreamResponse:
         """One effect; the ETag is its version."""
-        return _answer(await self._journal.effects.get(request.match_info["key_id"]))
+        found = await self._means.effects.look(request.match_info["key_id"])
+        return _answer(found.record, self._source(shared=found.shared))
 
     async def reconcile_effect(self, request: web.Request) -> web.StreamResponse:
         """Record what somebody found out about an unknown outcome."""
@@ -59,7 +75,7 @@ class EffectHandlers(Ground):
             raise EffectMalformed(f"the receipt is above {MAX_RECEIPT_BYTES} bytes; send a shorter one")
         found = Reconciliation(decision=body.decision, actor=body.actor, evidence=body.evidence, receipt=receipt)
         key_id = request.match_info["key_id"]
-        record = await self._journal.effects.reconcile(key_id, found, versions=versions, by=actor(request))
+        record = await self._means.effects.reconcile(key_id, found, versions=versions, by=actor(request))
         said = {"action_id": record.action_id, "crew_id": record.crew_id, "key_id": key_id}
         log.info("effect_reconciled", **said, decision=body.decision.value, actor=body.actor)
         return _answer(record)
@@ -90,13 +106,13 @@ class EffectHandlers(Ground):
         )
 
 
-def _listed(records: list[EffectRecord], before: int | None) -> EffectList:
-    return EffectList(effects=[effect_view(record) for record in records], next_cursor=encode_cursor(EFFECT, before))
+def _listed(records: list[EffectRecord], before: int | None, kind: str = EFFECT) -> EffectList:
+    return EffectList(effects=[effect_view(record) for record in records], next_cursor=encode_cursor(kind, before))
 
 
-def _answer(record: EffectRecord) -> web.Response:
+def _answer(record: EffectRecord, more: Mapping[str, str] | None = None) -> web.Response:
     view: EffectView = effect_view(record)
-    return json_response(view, headers={hdrs.ETAG: f'"{record.version}"'})
+    return json_response(view, headers={hdrs.ETAG: f'"{record.version}"', **(more or {})})
 
 
 def _versions(request: web.Request) -> frozenset[int]:

@@ -11,19 +11,20 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
+from protocol.effects import Scope
 from protocol.errors import InputInvalid
 from protocol.states import EffectState, Status
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 500
 JOB_PARAMETERS = frozenset({"status", "crew_id", "operation", "cursor", "limit"})
-EFFECT_PARAMETERS = frozenset({"state", "crew_id", "cursor", "limit"})
+EFFECT_PARAMETERS = frozenset({"state", "crew_id", "scope", "cursor", "limit"})
 PAGE_PARAMETERS = frozenset({"cursor", "limit"})
 LOG_PARAMETERS = frozenset({"tail", "follow"})
 #: The longest end of a log that can be asked for, bytes.
 MAX_TAIL_BYTES = 1 << 30
 #: What a cursor counts.
-JOB, EFFECT = "row", "effect"
+JOB, EFFECT, SHARED_EFFECT = "row", "effect", "shared"
 E = TypeVar("E", bound=StrEnum)
 
 
@@ -38,11 +39,13 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EffectQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What to list; ``before`` is the number that the page stays below."""
+    """What to list; ``before``, or ``shared_before`` among what replicas share, is what the page stays below."""
 
     state: EffectState | None
     crew_id: str | None
+    scope: Scope | None
     before: int | None
+    shared_before: int | None
     limit: int
 
 
@@ -68,10 +71,16 @@ def read_query(request: web.Request) -> JobQuery:
 def read_effect_query(request: web.Request, *, of_job: bool = False) -> EffectQuery:
     """The same for lists of effects; those of one job have no filters. Raises InputInvalid."""
     values = _values(request, PAGE_PARAMETERS if of_job else EFFECT_PARAMETERS)
+    cursor = values.get("cursor")
+    kinds = (EFFECT,) if of_job else (EFFECT, SHARED_EFFECT)
+    kind, number = (EFFECT, None) if cursor is None else _read_cursor(cursor, kinds)
+    shared = kind == SHARED_EFFECT
     return EffectQuery(
         state=_one_of(EffectState, "state", values.get("state")),
         crew_id=values.get("crew_id"),
-        before=_decode_cursor(EFFECT, values.get("cursor")),
+        scope=_one_of(Scope, "scope", values.get("scope")),
+        before=None if shared else number,
+        shared_before=number if shared else None,
         limit=_limit(values.get("limit")),
     )
 
@@ -103,15 +112,17 @@ def encode_cursor(kind: str, before: int | None) -> str | None:
 
 
 def _decode_cursor(kind: str, text: str | None) -> int | None:
-    if text is None:
-        return None
+    return None if text is None else _read_cursor(text, (kind,))[1]
+
+
+def _read_cursor(text: str, kinds: Collection[str]) -> tuple[str, int]:
     try:
         found, _, number = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode("ascii").partition(":")
     except (binascii.Error, ValueError):
         found, number = "", ""
-    if found != kind or not number.isdigit() or len(number) > 18:
+    if found not in kinds or not number.isdigit() or len(number) > 18:
         raise InputInvalid(f"cursor {text[:60]!r} is not one that this list gave")
-    return int(number)
+    return found, int(number)
 
 
 def _one_of(kind: type[E], name: str, text: str | None) -> E | None:

@@ -34,6 +34,7 @@ from protocol.api import (
     StartRequest,
     StreamEvent,
 )
+from protocol.effects import Scope
 from protocol.errors import (
     ActionArchived,
     ActionCancelled,
@@ -118,7 +119,7 @@ ADMISSION: Errors = (
     KeyInvalid, OperationDisabled, UnknownCrew, ActionConflict, ActionArchived, KeyMissing, NotAccepting, LeaseInvalid,
     *ELSEWHERE, JournalFull, RowQuarantined, *JOURNAL,
 )  # fmt: skip
-EFFECT: Errors = (EffectNotFound, EffectQuarantined, *JOURNAL)
+EFFECT: Errors = (EffectNotFound, EffectQuarantined, FleetUnavailable, *JOURNAL)
 #: How an Action ends that has no output, for a caller that waits and for exact repeats.
 ENDINGS: Errors = (ActionCancelled, ActionFailed, StopUnconfirmed, ActionTimedOut)
 
@@ -146,6 +147,9 @@ FILTERS = (
 EFFECT_FILTERS = (
     Parameter("state", "query", EffectState, "Effects in this state only."),
     Parameter("crew_id", "query", CrewId, "Effects of this crew only."),
+    Parameter(
+        "scope", "query", Scope, "Effects of this scope only; of crew and global a replica lists those of its fleet."
+    ),
     *PAGE,
 )
 KEY_ID = Parameter("key_id", "path", KeyId, "The effect's key id.", required=True)
@@ -238,14 +242,14 @@ API: tuple[Route, ...] = (
     Route("DELETE", "/drain", OperatorHandlers.undrain, "Admit again", (DRAINING,), JOURNAL),
     Route(
         "GET", "/effects", EffectHandlers.list_effects, "Effects of all jobs, archived ones too, newest first",
-        (EFFECTS,), (InputInvalid, *JOURNAL), EFFECT_FILTERS,
+        (EFFECTS,), (InputInvalid, FleetUnavailable, *JOURNAL), EFFECT_FILTERS,
     ),
     Route("GET", "/effects/{key_id}", EffectHandlers.show_effect, "One effect", (THE_EFFECT,), EFFECT, (KEY_ID,)),
     Route(
         "POST", "/effects/{key_id}/reconcile", EffectHandlers.reconcile_effect,
         "Record what was found out about an unknown outcome",
-        (THE_EFFECT,), (*EFFECT, IfMatchMissing, EffectChanged, EffectNotOpen, EffectMalformed), (KEY_ID, IF_MATCH),
-        ReconcileRequest,
+        (THE_EFFECT,), (*EFFECT, IfMatchMissing, EffectChanged, EffectNotOpen, EffectMalformed, LeaseInvalid),
+        (KEY_ID, IF_MATCH), ReconcileRequest,
     ),
 )  # fmt: skip
 

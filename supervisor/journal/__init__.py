@@ -3,7 +3,7 @@
 from supervisor.journal.archive_file import ArchiveFile
 from supervisor.journal.files import RESERVE_BYTES
 from supervisor.journal.journal import Journal
-from supervisor.journal.ledger import Ledger, Owner
+from supervisor.journal.ledger import Ledger, Owner, Seen
 from supervisor.journal.opening import open_journal
 from supervisor.journal.outbox import Fact, Outbox
 from supervisor.journal.records import (
@@ -41,6 +41,7 @@ __all__ = [
     "Quarantined",
     "RESERVE_BYTES",
     "RowQuarantined",
+    "Seen",
     "StoredEvent",
     "Tombstone",
     "Unfinished",

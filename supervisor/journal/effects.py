@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from protocol import effects, points
-from protocol.effects import FIELDS, EffectRecord
+from protocol.effects import FIELDS, EffectRecord, Scope
 from protocol.errors import CrewError
 from protocol.states import OPEN_EFFECTS, EffectState
 from supervisor.journal.writer import Tally
@@ -41,10 +41,14 @@ class EffectQuarantined(CrewError):
 
 
 class EffectPage(msgspec.Struct, frozen=True):
-    """Effects, the newest key first. ``before`` is the argument for the next page, None after the last."""
+    """Effects, the newest key first. ``before`` is the argument for the next page, None after the last.
+
+    ``shared``: they come from what several journals share.
+    """
 
     records: list[EffectRecord]
     before: int | None
+    shared: bool = False
 
 
 def record_of(values: Sequence[Any]) -> EffectRecord:
@@ -112,7 +116,7 @@ def lose_claimed(
     """
     where, values = ("", ()) if job is None else ("AND job = ?", (job,))
     found = connection.execute(f"SELECT {_COLUMNS} FROM effects WHERE state = 'claimed' {where}", values).fetchall()
-    records = list(_readable(found))
+    records = list(readable(found))
     for record in records:
         why = (reasons or {}).get(record.key_id, reason)
         store(connection, effects.lose(record, epoch=record.epoch, reason=why), was=record, tally=tally)
@@ -145,6 +149,7 @@ def page(
     job: int | None,
     state: EffectState | None,
     crew_id: str | None,
+    scope: Scope | None,
     before: int | None,
     limit: int,
     limit_bytes: int,
@@ -153,7 +158,7 @@ def page(
 
     Rows that cannot be read are left out.
     """
-    wanted = {"job = ?": job, "state = ?": state, "crew_id = ?": crew_id, "rowid < ?": before}
+    wanted = {"job = ?": job, "state = ?": state, "crew_id = ?": crew_id, "scope = ?": scope, "rowid < ?": before}
     given = {clause: value for clause, value in wanted.items() if value is not None}
     where = f"WHERE {' AND '.join(given)}" if given else ""
     # Only row numbers are sorted: receipts may be long.
@@ -171,7 +176,7 @@ def page(
             if number == limit or (number and room < 0):
                 return EffectPage(records, last)
             last = row
-            records += _readable([values])
+            records += readable([values])
     return EffectPage(records, None)
 
 
@@ -179,7 +184,8 @@ def _size(values: Sequence[Any]) -> int:
     return sum(len(value) for value in values if isinstance(value, bytes | str))
 
 
-def _readable(rows: Sequence[Sequence[Any]]) -> Iterator[EffectRecord]:
+def readable(rows: Sequence[Sequence[Any]]) -> Iterator[EffectRecord]:
+    """The records of rows of FIELDS, without those that cannot be read."""
     for values in rows:
         try:
             yield record_of(values)

@@ -17,6 +17,7 @@ from protocol.states import Status
 from supervisor.journal import queries, transactions
 from supervisor.journal.files import Lock
 from supervisor.journal.ledger import Ledger
+from supervisor.journal.mirror import Mirror
 from supervisor.journal.outbox import Outbox
 from supervisor.journal.readers import Readers
 from supervisor.journal.records import (
@@ -87,6 +88,8 @@ class Journal:
         self.effects = Ledger(self, tally)
         #: What is still to be told to the others, where there are others.
         self.outbox = Outbox(self)
+        #: Copies of effects that are decided with the others.
+        self.mirror = Mirror(self, tally)
         self._closing = threading.Lock()
 
     @property

@@ -42,6 +42,13 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     row: int
 
 
+class Seen(msgspec.Struct, frozen=True):
+    """An effect, and whether it comes from what several journals share."""
+
+    record: EffectRecord
+    shared: bool = False
+
+
 class _Note(msgspec.Struct, frozen=True, omit_defaults=True):
     key_id: str
     decision: str = ""
@@ -144,14 +151,24 @@ class Ledger:
         op = partial(_reconcile, key_id=key_id, found=found, versions=versions, by=by, tally=self._tally)
         return await self._journal.submit(op, terminal=True)
 
+    def note_reconciliation(self, record: EffectRecord, found: Reconciliation, *, by: str) -> asyncio.Future[None]:
+        """Audit a decision that was taken elsewhere. *Terminal.*"""
+        return self._journal.submit(
+            lambda connection: _audit_reconciliation(connection, record, found, by=by), terminal=True
+        )
+
     # --- reading -------------------------------------------------------------------------------------------------
 
     async def get(self, key_id: str) -> EffectRecord:
         """The effect of a key. Raises EffectNotFound, EffectQuarantined."""
         record = await self._journal.read(lambda connection: table.load(connection, key_id))
         if record is None:
-            raise _not_found(key_id)
+            raise not_found(key_id)
         return record
+
+    async def look(self, key_id: str) -> Seen:
+        """``get``, with where it was found."""
+        return Seen(await self.get(key_id))
 
     async def page(
         self,
@@ -159,13 +176,27 @@ class Ledger:
         job: int | None = None,
         state: EffectState | None = None,
         crew_id: str | None = None,
+        scope: Scope | None = None,
         before: int | None = None,
+        shared_before: int | None = None,
         limit: int = 100,
     ) -> EffectPage:
-        """Effects that match every filter given, newest key first, below ``before``; unreadable ones left out."""
+        """Effects that match every filter given, newest key first, below ``before``; unreadable ones left out.
+
+        Of what is shared there are no pages here, and so nothing is below ``shared_before``.
+        """
+        if shared_before is not None:
+            return EffectPage([], None)
         return await self._journal.read(
             partial(
-                table.page, job=job, state=state, crew_id=crew_id, before=before, limit=limit, limit_bytes=PAGE_BYTES
+                table.page,
+                job=job,
+                state=state,
+                crew_id=crew_id,
+                scope=scope,
+                before=before,
+                limit=limit,
+                limit_bytes=PAGE_BYTES,
             )
         )
 
@@ -178,7 +209,8 @@ class Ledger:
         return await self._journal.read(lambda connection: table.open_keys(connection, job))
 
 
-def _not_found(key_id: str) -> EffectNotFound:
+def not_found(key_id: str) -> EffectNotFound:
+    """Nothing was ever claimed under the key."""
     return EffectNotFound(f"the ledger has no effect of the key {key_id[:64]!r}; see /effects")
 
 
@@ -190,14 +222,14 @@ def _claim(
 ) -> Granted | Replayed:
     known = table.load(connection, effects.key_id_of(wanted.preimage))
     if known is not None:
-        _check_reach(known, action_id=wanted.action_id, crew_id=wanted.crew_id)
+        check_reach(known, action_id=wanted.action_id, crew_id=wanted.crew_id)
     decided = effects.claim(known, wanted, epoch=epoch, at=at)
-    _check_reach(decided.record, action_id=wanted.action_id, crew_id=wanted.crew_id)
+    check_reach(decided.record, action_id=wanted.action_id, crew_id=wanted.crew_id)
     table.store(connection, decided.record, was=known, tally=tally)
     return decided
 
 
-def _check_reach(record: EffectRecord, *, action_id: str, crew_id: str) -> None:
+def check_reach(record: EffectRecord, *, action_id: str, crew_id: str) -> None:
     """A job may speak of its own Action, its own crew and the global scope. Raises EffectMalformed."""
     own = {Scope.ACTION: action_id, Scope.CREW: crew_id, Scope.GLOBAL: ""}[record.scope]
     if record.scope_id != own:
@@ -221,7 +253,7 @@ def _within_reach(who: Owner, step: Step) -> Step:
     def checked(record: EffectRecord | None) -> EffectRecord | None:
         if record is None:
             raise EffectStale("an effect was reported that nobody had claimed")
-        _check_reach(record, action_id=who.action_id, crew_id=who.crew_id)
+        check_reach(record, action_id=who.action_id, crew_id=who.crew_id)
         return step(record)
 
     return checked
@@ -278,7 +310,7 @@ def _reconcile(
 ) -> EffectRecord:
     known = table.load(connection, key_id)
     if known is None:
-        raise _not_found(key_id)
+        raise not_found(key_id)
     seen = known.version if known.version in versions else min(versions, default=0)
     record = effects.reconcile(known, found, version=seen, at=time.time())
     table.store(connection, record, was=known, tally=tally)

@@ -95,6 +95,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             crew_id TEXT NOT NULL, operation TEXT NOT NULL, timeout_ms INTEGER, status TEXT NOT NULL,
             uncertain INTEGER NOT NULL)""",
     ),
+    (
+        # Of an effect that is shared: the version that the others know. What is later is news.
+        "ALTER TABLE effects ADD COLUMN told INTEGER",
+        "CREATE INDEX effects_news ON effects(key_id) WHERE told < version",
+    ),
 )
 #: The first version whose table jobs has the column output.
 OUTPUT_VERSION = 2

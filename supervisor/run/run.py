@@ -57,7 +57,7 @@ class Run:
             on_failure=lambda: job.mailbox.put(JournalLost()),
         )
         owner = Owner(action_id=job.action_id, crew_id=job.record.crew_id, row=job.record.row)
-        self._desk = Desk(owner, means.journal.effects, limit=means.settings.max_effects_per_run, facts=job.facts)
+        self._desk = Desk(owner, means.effects, limit=means.settings.max_effects_per_run, facts=job.facts)
         self._listener = Listener(job.mailbox, self._recorder, self._desk, means.settings)
         self._desk.send = self._listener.send
         self._desk.on_pressure = partial(self._listener.press, "effects")

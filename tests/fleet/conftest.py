@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from supervisor.fleet.database import Line
 from tests.support.fleet import Network, Replicas, network
 from tests.support.postgres import Postgres
 from tests.support.server import Server
 
 Starts = Callable[[int], list[Server]]
+Expire = Callable[[str], None]
 
 
 class Lasting(NamedTuple):
@@ -21,13 +23,6 @@ class Lasting(NamedTuple):
     replicas: Replicas
     servers: list[Server]
     database: str
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    """A running server. It listens everywhere, since replicas in network namespaces come from elsewhere."""
-    with Postgres(addresses=("0.0.0.0",)) as server:
-        yield server
 
 
 @pytest.fixture
@@ -40,6 +35,24 @@ def database(postgres: Postgres) -> str:
 def dsn(postgres: Postgres, database: str) -> str:
     """Where it is."""
     return postgres.dsn(database)
+
+
+@pytest.fixture
+async def line(dsn: str) -> AsyncIterator[Line]:
+    line = Line(dsn, "tests", patience_s=10)
+    yield line
+    await line.close()
+
+
+@pytest.fixture
+def expire(postgres: Postgres, database: str) -> Expire:
+    """End a replica's lease, as time would."""
+
+    def end(replica_id: str) -> None:
+        statement = "UPDATE crew_supervisor.replicas SET expires_at = clock_timestamp() WHERE replica_id = %s"
+        postgres.ask(database, statement, replica_id)
+
+    return end
 
 
 @pytest.fixture

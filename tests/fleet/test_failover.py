@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from supervisor.fleet import VERSION
 from tests.fleet.checks import begin, check_cut_replica, fleet, host_ready, runs, scraped, start
 from tests.fleet.conftest import Lasting, Starts
 from tests.support.client import Answer
@@ -183,7 +184,7 @@ def test_the_command_line_shows_the_fleet_and_retires(unreliable: tuple[Replicas
     replicas, _ = unreliable
     one, two, _ = replicas.servers
     table = one.run_command("fleet", "init")
-    assert (table.returncode, table.stdout) == (0, "version 1\n")
+    assert (table.returncode, table.stdout) == (0, f"version {VERSION}\n")
     two.kill()
     lease_ends_for_others(one, "replica-1")
     shown = replicas.command(one, "fleet", "status")

@@ -10,11 +10,10 @@ import pytest
 from supervisor.fleet import ownership
 from supervisor.fleet.database import Line
 from tests.fleet.checks import check_one_execution, host_ready, start
-from tests.fleet.test_registration import Expire, check_older_epoch, expire, line
+from tests.fleet.conftest import Expire
+from tests.fleet.test_registration import check_older_epoch
 from tests.support.fleet import Replicas, listens, registered, wait_for
 from tests.support.server import Server
-
-__all__ = ["expire", "line"]
 
 
 def fleet_of(replicas: Replicas, *mutants: str | None) -> list[Server]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -19,14 +18,13 @@ from supervisor.fleet.database import Line
 from supervisor.fleet.lease import Payload, Request
 from supervisor.fleet.registration import Beat, Granted, Rejected
 from supervisor.ownership import OwnedElsewhere
+from tests.fleet.conftest import Expire
 from tests.support.journals import new_job
 from tests.support.postgres import Postgres
 
 LEASE_S = 30.0
 SHORT_S = 0.2
 QUIET = Beat(draining=False, running=0, queued=0)
-
-Expire = Callable[[str], None]
 
 
 def request(replica_id: str = "a", *, request_id: str = "r1", **changes: Any) -> Request:
@@ -35,24 +33,6 @@ def request(replica_id: str = "a", *, request_id: str = "r1", **changes: Any) ->
         lease_s=LEASE_S, version="1",
     )  # fmt: skip
     return Request(request_id=request_id, payload=msgspec.structs.replace(payload, **changes))
-
-
-@pytest.fixture
-async def line(dsn: str) -> AsyncIterator[Line]:
-    line = Line(dsn, "tests", patience_s=10)
-    yield line
-    await line.close()
-
-
-@pytest.fixture
-def expire(postgres: Postgres, database: str) -> Expire:
-    """End a replica's lease, as time would."""
-
-    def end(replica_id: str) -> None:
-        statement = "UPDATE crew_supervisor.replicas SET expires_at = clock_timestamp() WHERE replica_id = %s"
-        postgres.ask(database, statement, replica_id)
-
-    return end
 
 
 async def register(line: Line, wanted: Request) -> Granted | Rejected:

@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from tests.support.client import Client
 from tests.support.declared import Declared, DeclaredClient
+from tests.support.planned import PlannedServer
 from tests.support.postgres import Postgres, free_port
-from tests.support.server import ROOT, Server
+from tests.support.server import ROOT, START_DEADLINE_S, Server
 from tests.support.tcp_relay import TcpRelay
 
 LEASE_S = 4.0
@@ -291,3 +292,28 @@ def wait_for(look: Any, what: str, *, deadline_s: float = 30.0) -> Any:
             return found
         assert time.monotonic() < give_up, f"not within {deadline_s:g} s: {what}"
         time.sleep(0.05)
+
+
+class Registering(Server):
+    """A replica alone in its fleet, whose machine is here: every start is registered before it counts as started.
+
+    A lease that its predecessor left ends at the start, as if its time had passed.
+    """
+
+    def join(self, postgres: Postgres, database: str) -> None:
+        """Be a replica of the fleet in ``database``."""
+        self._postgres, self._database = postgres, database
+        self.settings["fleet"] = {"replica": "alone", "url": "http://127.0.0.1:1", "lease_s": 60}
+        self.environment["CREW_SUPERVISOR_FLEET_DATABASE"] = postgres.dsn(database)
+
+    def start(self, *, deadline_s: float = START_DEADLINE_S) -> Self:
+        """Start and register."""
+        if self._logs:
+            self._postgres.ask(self._database, "UPDATE crew_supervisor.replicas SET expires_at = clock_timestamp()")
+        super().start(deadline_s=deadline_s)
+        self.wait_log("shared_effects_open", deadline_s=deadline_s)
+        return self
+
+
+class PlannedReplica(Registering, PlannedServer):
+    """One that follows a plan."""

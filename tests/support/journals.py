@@ -102,6 +102,7 @@ async def start(journal: Journal, action_id: str = "a-1", **changes: Any) -> int
 
 #: What takes a journal back from a version to the one before.
 BACKWARDS = {
+    6: ("DROP INDEX effects_news", "ALTER TABLE effects DROP COLUMN told"),
     5: ("DROP TABLE outbox",),
     4: ("DROP TABLE reconciliations",),
     3: ("DROP TABLE effects",),

@@ -228,6 +228,30 @@ def ageless() -> None:
     replace_in(registration, "_RENEW", registration._RENEW.replace("AND expires_at > clock_timestamp()", ""))
 
 
+def lonely() -> None:
+    """Every claim is decided in the replica's own journal."""
+    from supervisor.fleet.effects import SharedLedger
+
+    replace(SharedLedger, "claim", lambda shared, wanted: shared._local.claim(wanted))
+
+
+def credulous() -> None:
+    """A claim whose answer was lost is taken for granted."""
+    from supervisor.fleet import effect_steps
+    from supervisor.fleet.conversation import Conversation
+
+    async def put_back(talk: Conversation, batch: list[Any], error: Exception) -> None:
+        for one in batch:
+            step = one.request.step
+            if getattr(step, "func", None) is effect_steps.claim:
+                one.done(step(None, talk._lease.epoch).answer)
+            else:
+                one.given_up(error)
+        await asyncio.sleep(0.2)
+
+    replace(Conversation, "_put_back", put_back)
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "toothless": toothless,
     "blind": blind,
@@ -248,6 +272,8 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "unowned": unowned,
     "guessing": guessing,
     "ageless": ageless,
+    "lonely": lonely,
+    "credulous": credulous,
 }
 
 
