@@ -50,7 +50,7 @@ SETTINGS: dict[str, Any] = {
 }
 ANSWER_S = 60
 MIN_REQUESTS = 3000
-ROUNDS = 6
+ROUNDS = 5
 #: Generated requests a round and operation: well-formed ones, and ones that break the document.
 COUNTS = {
     GenerationMode.POSITIVE: {"start": 54, "cancel": 24, "other": 18, "bare": 5},
