@@ -152,7 +152,7 @@ def test_the_expiry_of_a_blocking_start_is_504_on_every_python(
     for version, interpreter in found.items():
         if version != pythons.running() and not pythons.asked():
             continue
-        python = pythons.environment(version, interpreter, tmp_path)
+        python = pythons.environment(version, interpreter)
         settings = {"max_concurrency": 2}
         directory = tmp_path / f"server{version}"
         with Server(directory, registry=REGISTRY, settings=settings, prefix=pythons.instead(python)) as server:

@@ -30,13 +30,13 @@ LIMIT_S = 600
 
 
 @pytest.mark.timeout(2 * LIMIT_S)
-def test_the_http_tests_pass_under_every_other_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_http_tests_pass_under_every_other_python(capsys: pytest.CaptureFixture[str]) -> None:
     found = pythons.found()
     others = {version: path for version, path in found.items() if version != pythons.running()}
     ran = [pythons.running()]
     if pythons.asked():
         with ThreadPoolExecutor() as pool:
-            environments = [pythons.environment(version, others[version], tmp_path) for version in others]
+            environments = [pythons.environment(version, others[version]) for version in others]
             summaries = list(pool.map(_run, environments))
         for version, summary in zip(others, summaries, strict=True):
             assert re.search(r"\b[1-9][0-9]* passed", summary), summary

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 
 from tests.support.server import ROOT, instead_of_ours
@@ -58,16 +61,31 @@ def _version_of(path: str) -> str | None:
     return None
 
 
-def environment(version: str, interpreter: Path, directory: Path) -> Path:
-    """The interpreter of an environment of ``version`` with what a server needs. Raises CalledProcessError."""
+def environment(version: str, interpreter: Path) -> Path:
+    """The interpreter of an environment of ``version`` with what a server needs; made once a session.
+
+    Raises CalledProcessError.
+    """
     if version == running():
         return interpreter
-    home = directory / f"python{version}"
-    subprocess.run([interpreter, "-m", "venv", home], check=True, timeout=INSTALL_S)
+    home = Path(_directory()) / f"python{version}"
     python = home / "bin" / "python"
+    if home.exists():
+        return python
+    subprocess.run([interpreter, "-m", "venv", home], check=True, timeout=INSTALL_S)
     install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt")]
     subprocess.run([str(python), *install, *NEEDED], check=True, timeout=INSTALL_S)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    compiling = [str(python), "-m", "compileall", "-qq", "protocol", "supervisor", "worker"]
+    subprocess.run(compiling, cwd=ROOT, env=environ, check=True, timeout=INSTALL_S)
     return python
+
+
+@cache
+def _directory() -> str:
+    made = tempfile.mkdtemp(prefix="crew-tests-pythons-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
 
 
 def instead(python: Path) -> tuple[str, ...]:
