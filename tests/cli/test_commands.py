@@ -80,6 +80,11 @@ REFUSAL = {
 }
 
 
+def name_of(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of a command line that name its command."""
+    return words[:2] if words[0] in ("effects", "fleet") else words[:1]
+
+
 def code_of(done: subprocess.CompletedProcess[str]) -> str:
     """The code of the refusal that a command printed as its last document."""
     refused = json.loads(done.stdout)

@@ -24,7 +24,7 @@ from supervisor.client import (
 )
 from supervisor.client.failures import of_refusal
 from supervisor.http.routes import Routes
-from tests.cli.test_commands import COMMANDS
+from tests.cli.test_commands import COMMANDS, name_of
 from tests.unit.test_cli import run
 
 
@@ -116,7 +116,7 @@ def test_every_command_is_in_the_document_and_explained() -> None:
 
 def test_every_command_that_talks_to_a_server_has_json_and_is_among_the_tested() -> None:
     talking = {path[1:] for path, command in generate.commands(cli, ("crew-supervisor",)) if takes(command, "server")}
-    tested = {command[:2] if command[0] in ("effects", "fleet") else command[:1] for command in COMMANDS}
+    tested = set(map(name_of, COMMANDS))
     assert talking == tested
     assert talking <= {
         path[1:] for path, command in generate.commands(cli, ("crew-supervisor",)) if takes(command, "as_json")

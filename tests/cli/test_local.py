@@ -15,7 +15,7 @@ from supervisor.cli import cli
 from supervisor.doctor import Report
 from supervisor.journal.checking import CheckReport
 from supervisor.journal.importing import ImportReport
-from tests.cli.test_commands import COMMANDS, code_of
+from tests.cli.test_commands import COMMANDS, code_of, name_of
 from tests.cli.test_exits import takes
 from tests.support.reference import record
 from tests.support.registries import GOOD, write_registry
@@ -103,7 +103,7 @@ def test_a_refusal_is_of_the_common_schema(place: Path, name: tuple[str, ...]) -
 
 def test_every_command_with_json_is_in_one_of_the_two_lists() -> None:
     found = {path[1:] for path, one in generate.commands(cli, ("crew-supervisor",)) if takes(one, "as_json")}
-    talking = {words[:2] if words[0] == "effects" else words[:1] for words in COMMANDS}
+    talking = set(map(name_of, COMMANDS))
     assert found == talking | LOCAL.keys()
 
 
