@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 #: No round of a figure begins after these seconds, so that all stays below ten minutes, or two, on a busy machine.
 BUDGET_S = {Size.QUICK: 7.0, Size.NORMAL: 45.0}
-BUDGETS_S = {Size.NORMAL: {"start": 90.0, "jobs": 150.0, "admission": 110.0}}
+BUDGETS_S = {Size.NORMAL: {"start": 70.0, "jobs": 150.0, "admission": 85.0}}
 OURS = ("protocol", "supervisor", "worker", "bench", "tests")
 
 
