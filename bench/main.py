@@ -26,7 +26,7 @@ from bench.measure import Figure, Scale, Size, measure
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 #: No round of a figure begins after these seconds, so that all stays below ten minutes, or two, on a busy machine.
-BUDGET_S = {Size.QUICK: 7.0, Size.NORMAL: 45.0}
+BUDGET_S = {Size.QUICK: 6.0, Size.NORMAL: 45.0}
 BUDGETS_S = {Size.NORMAL: {"start": 70.0, "jobs": 150.0, "admission": 85.0}}
 OURS = ("protocol", "supervisor", "worker", "bench", "tests")
 
