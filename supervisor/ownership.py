@@ -8,9 +8,9 @@ from typing import Protocol
 
 import msgspec
 
-from protocol.api import FleetView, Retirement
 from protocol.effects import Claim, EffectRecord, Granted, Reconciliation, Replayed, Scope
 from protocol.errors import CrewError
+from protocol.fleet import FleetView, Retirement
 from protocol.states import EffectState
 from supervisor.journal import NewJob, Owner, Seen
 from supervisor.journal.effects import EffectPage

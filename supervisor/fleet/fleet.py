@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from protocol.api import FleetView, Retirement
 from protocol.errors import FleetUnavailable, JournalUnavailable
+from protocol.fleet import FleetView, Retirement
 from supervisor.config import FleetSettings
 from supervisor.fleet import registration, roster
 from supervisor.fleet.database import Line, patience_s

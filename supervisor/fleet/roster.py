@@ -5,8 +5,8 @@ from __future__ import annotations
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
-from protocol.api import ReplicaView, Retirement
 from protocol.errors import ReplicaLive, ReplicaUnknown
+from protocol.fleet import ReplicaView, Retirement
 from protocol.operations import READ_OPERATIONS
 from supervisor.fleet.effect_rows import lose_claimed
 

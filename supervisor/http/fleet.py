@@ -8,7 +8,8 @@ import msgspec
 from aiohttp import web
 
 from protocol import canonical
-from protocol.api import HostConnector, HostReady, HostRecovery, HostRuntime, RetireRequest, convert
+from protocol.api import convert
+from protocol.fleet import HostConnector, HostReady, HostRecovery, HostRuntime, RetireRequest
 from supervisor.health import HealthReport
 from supervisor.http.edge import MAY_READ, json_response, read_json
 from supervisor.http.ground import Ground

@@ -19,8 +19,6 @@ from protocol.api import (
     EffectList,
     EffectView,
     EventSlice,
-    FleetView,
-    HostReady,
     JobEvidence,
     JobList,
     JobReconcileRequest,
@@ -28,9 +26,6 @@ from protocol.api import (
     KeyId,
     Output,
     ReconcileRequest,
-    ReplicaId,
-    Retirement,
-    RetireRequest,
     StartRequest,
     StreamEvent,
 )
@@ -70,6 +65,7 @@ from protocol.errors import (
     UnknownAction,
     UnknownCrew,
 )
+from protocol.fleet import FleetView, HostReady, ReplicaId, Retirement, RetireRequest
 from protocol.operations import Operation
 from protocol.states import EffectState, Status
 from supervisor.health import VERSION, Health, HealthReport, Probe, Readiness

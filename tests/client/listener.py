@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -39,7 +40,7 @@ async def read_request(reader: asyncio.StreamReader) -> Request:
 
 
 @dataclass
-class Listener:
+class Listener(ABC):
     """Listens on loopback; what becomes of a request is ``handle``'s affair."""
 
     requests: list[Request] = field(default_factory=list, init=False)
@@ -79,9 +80,9 @@ class Listener:
             await self._arrived.wait_for(lambda: self.lines().count(line) >= times)
         return [request for request in self.requests if request.line == line][times - 1]
 
+    @abstractmethod
     async def handle(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer, or not."""
-        raise NotImplementedError
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

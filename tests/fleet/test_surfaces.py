@@ -12,7 +12,7 @@ import msgspec
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from protocol.api import FleetView, HostReady, ReplicaView
+from protocol.fleet import FleetView, HostReady, ReplicaView
 from supervisor.config.table import FLEET_SETTINGS, SETTINGS
 from supervisor.fleet import VERSION
 from supervisor.metrics.table import FLEET_METRICS, METRICS
